@@ -1,0 +1,164 @@
+"""The CPU as a device: worker threads as streams, real events.
+
+A stream is a thread with a queue, so copies on different streams really run at the same time as
+the update, and an ordering mistake really shows. Updates are ordinary CPU operators: they run in
+the calling thread, which is therefore both the caller's and the compute stream.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from pageahead.device.protocol import EventNotRecordedError
+
+__all__ = ["CpuDevice", "CpuEvent", "HostStream", "WorkerStream"]
+
+
+class CpuEvent:
+    """Done once everything before it in its stream has run; carries that stream's failure."""
+
+    __slots__ = ("_done", "_failure", "_recorded")
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._failure: BaseException | None = None
+        self._recorded = False
+
+    def synchronize(self) -> None:
+        """Block until done. Raises the error of an operation before it that failed."""
+        if not self._recorded:
+            raise EventNotRecordedError
+        self._done.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _mark_recorded(self) -> CpuEvent:
+        self._recorded = True
+        return self
+
+    def _complete(self, failure: BaseException | None = None) -> None:
+        self._failure = failure
+        self._done.set()
+
+
+class WorkerStream:
+    """A thread that runs what it is given, in order."""
+
+    def __init__(self, name: str) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name=f"pageahead-{name}", daemon=True)
+        self._thread.start()
+
+    def launch(self, operation: Callable[[], object]) -> None:
+        """Enqueue a call. If it raises, later events carry the error until `clear`."""
+        self._queue.put(operation)
+
+    def record(self) -> CpuEvent:
+        event = CpuEvent()._mark_recorded()
+        self._queue.put(lambda: event._complete(self._failure))
+        return event
+
+    def clear(self) -> None:
+        """Forget a failure, once everything enqueued before has run."""
+
+        def forget() -> None:
+            self._failure = None
+
+        self._queue.put(forget)
+
+    def wait(self, event: CpuEvent) -> None:
+        if not event._recorded:
+            raise EventNotRecordedError
+        self.launch(event.synchronize)
+
+    def _work(self) -> None:
+        while True:
+            operation = self._queue.get()
+            try:
+                operation()
+            except BaseException as error:  # handed on through events
+                self._failure = self._failure or error
+            del operation  # an idle stream keeps no tensor alive
+
+
+class HostStream:
+    """The calling thread: what was called before has run already."""
+
+    def record(self) -> CpuEvent:
+        event = CpuEvent()._mark_recorded()
+        event._complete()
+        return event
+
+    def wait(self, event: CpuEvent) -> None:
+        event.synchronize()
+
+
+class CpuDevice:
+    """Parameters and slots in ordinary memory. See `pageahead.device.protocol.Device`."""
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self._host = HostStream()
+        self._streams: dict[str, WorkerStream] = {}
+        self._process = os.getpid()
+
+    def stream(self, role: str) -> WorkerStream:
+        if self._process != os.getpid():  # threads do not survive a fork
+            self._streams, self._process = {}, os.getpid()
+        if role not in self._streams:
+            self._streams[role] = WorkerStream(role)
+        return self._streams[role]
+
+    def compute_stream(self) -> HostStream:
+        return self._host
+
+    def caller_stream(self) -> HostStream:
+        return self._host
+
+    def computing(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def copy(self, destination: torch.Tensor, source: torch.Tensor, *, stream: Any) -> None:
+        stream.launch(lambda: destination.copy_(source))
+
+    def prefetch(self, tensor: torch.Tensor, *, stream: Any) -> None:
+        # Ordinary memory has nowhere to migrate to; reading it keeps the order observable.
+        if isinstance(stream, WorkerStream):
+            stream.launch(lambda: tensor.view(-1)[:1].clone())
+
+    def slot(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        return True
+
+    def unpin(self, address: int) -> None:
+        pass
+
+    def managed(self, nbytes: int, *, allow_oversubscription: bool) -> torch.Tensor:
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def lookahead_obstacle(self) -> str | None:
+        return None
+
+    def capturing(self) -> bool:
+        return False
+
+    def drain(self) -> None:
+        if self._process == os.getpid():
+            events = [stream.record() for stream in self._streams.values()]
+            for stream in self._streams.values():
+                stream.clear()
+            for event in events:
+                event.synchronize()
+
+    def synchronize(self) -> None:
+        self.drain()

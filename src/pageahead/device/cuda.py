@@ -1,0 +1,125 @@
+"""CUDA as a device: PyTorch's streams and copies, plus managed memory from cuda-bindings."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from pageahead.device import managed, pinning
+from pageahead.device.protocol import EventNotRecordedError
+
+__all__ = ["CudaDevice", "CudaEvent", "CudaStream"]
+
+
+class CudaEvent:
+    """A recorded CUDA event; goes back to its pool when nobody holds it any more."""
+
+    __slots__ = ("_pool", "raw")
+
+    def __init__(self, pool: list[torch.cuda.Event] | None = None) -> None:
+        self._pool = pool
+        self.raw: torch.cuda.Event | None = None
+
+    def synchronize(self) -> None:
+        if self.raw is None:
+            raise EventNotRecordedError
+        self.raw.synchronize()
+
+    def __del__(self) -> None:
+        if self._pool is not None and self.raw is not None:
+            self._pool.append(self.raw)
+
+
+class CudaStream:
+    """A PyTorch stream whose events come from a pool."""
+
+    __slots__ = ("_pool", "raw")
+
+    def __init__(self, raw: torch.cuda.Stream, pool: list[torch.cuda.Event]) -> None:
+        self.raw = raw
+        self._pool = pool
+
+    def record(self) -> CudaEvent:
+        event = CudaEvent(self._pool)
+        try:
+            raw = self._pool.pop()
+        except IndexError:
+            raw = torch.cuda.Event()
+        raw.record(self.raw)
+        event.raw = raw
+        return event
+
+    def wait(self, event: CudaEvent) -> None:
+        if event.raw is None:
+            raise EventNotRecordedError
+        self.raw.wait_event(event.raw)
+
+
+class CudaDevice:
+    """One GPU. See `pageahead.device.protocol.Device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.torch_device = device
+        self._process = os.getpid()
+        self._pool: list[torch.cuda.Event] = []
+        self._streams: dict[str, CudaStream] = {}
+        # bitsandbytes launches on the legacy default stream whatever stream is current.
+        self._compute = CudaStream(torch.cuda.default_stream(device), self._pool)
+
+    def stream(self, role: str) -> CudaStream:
+        if role not in self._streams:
+            # High-priority streams come from a pool that few programs draw from, so ours are
+            # unlikely to be the same CUDA stream as one of the caller's.
+            raw = torch.cuda.Stream(self.torch_device, priority=-1)
+            self._streams[role] = CudaStream(raw, self._pool)
+        return self._streams[role]
+
+    def compute_stream(self) -> CudaStream:
+        return self._compute
+
+    def caller_stream(self) -> CudaStream:
+        return CudaStream(torch.cuda.current_stream(self.torch_device), self._pool)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._compute.raw)
+
+    def copy(self, destination: torch.Tensor, source: torch.Tensor, *, stream: Any) -> None:
+        with torch.cuda.stream(stream.raw):
+            destination.copy_(source, non_blocking=True)
+
+    def prefetch(self, tensor: torch.Tensor, *, stream: Any) -> None:
+        managed.prefetch(tensor, self.torch_device, stream.raw.cuda_stream)
+
+    def slot(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        return pinning.pin(address, nbytes)
+
+    def unpin(self, address: int) -> None:
+        if self._process == os.getpid():  # a forked child has no CUDA
+            pinning.unpin(address)
+
+    def managed(self, nbytes: int, *, allow_oversubscription: bool) -> torch.Tensor:
+        return managed.allocate(
+            nbytes, self.torch_device, allow_oversubscription=allow_oversubscription
+        )
+
+    def lookahead_obstacle(self) -> str | None:
+        if managed.concurrent_access(self.torch_device):
+            return None
+        return "this GPU has no concurrent managed access: pages cannot move while a kernel runs"
+
+    def capturing(self) -> bool:
+        return bool(torch.cuda.is_current_stream_capturing())
+
+    def drain(self) -> None:
+        if self._process == os.getpid():
+            for stream in (self._compute, *self._streams.values()):
+                stream.raw.synchronize()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)

@@ -1,0 +1,88 @@
+"""CUDA managed memory: bounded, prefetched on explicit streams, freed with its last tensor."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from functools import cache
+from typing import Any
+
+import torch
+
+from pageahead.device.prefetch import Prefetch, check, load_runtime, make_prefetch
+
+__all__ = ["allocate", "allocated_bytes", "concurrent_access", "prefetch"]
+
+_ATTACH_GLOBAL = 1  # cudaMemAttachGlobal
+_CONCURRENT_MANAGED_ACCESS = 89  # cudaDevAttrConcurrentManagedAccess
+
+_allocated: dict[torch.device, int] = {}
+_lock = threading.Lock()
+
+
+@cache
+def _runtime() -> tuple[Any, Prefetch]:
+    runtime, major = load_runtime()
+    return runtime, make_prefetch(runtime, major)
+
+
+@cache
+def concurrent_access(device: torch.device) -> bool:
+    """Whether the GPU can migrate pages while a kernel runs."""
+    runtime, _ = _runtime()
+    attribute = runtime.cudaDeviceAttr(_CONCURRENT_MANAGED_ACCESS)
+    return bool(check(runtime.cudaDeviceGetAttribute(attribute, device.index)))
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """Bytes of managed memory this package holds for `device`."""
+    return _allocated.get(device, 0)
+
+
+def allocate(nbytes: int, device: torch.device, *, allow_oversubscription: bool) -> torch.Tensor:
+    """Return zeroed managed memory as a CPU-typed ``uint8`` tensor of `nbytes` bytes.
+
+    The memory is freed when the last tensor over it is gone.
+
+    Raises:
+        MemoryError: if all managed memory held would exceed the free memory of the GPU, which can
+            hang it, unless `allow_oversubscription`.
+    """
+    runtime, _ = _runtime()
+    free, total = torch.cuda.mem_get_info(device)
+    with _lock:
+        wanted = allocated_bytes(device) + nbytes
+        if wanted > free and not allow_oversubscription:
+            raise MemoryError(
+                f"optimizer state in managed memory would come to {wanted:,} bytes, but only "
+                f"{free:,} of {total:,} bytes are free on {device}; oversubscribing a GPU can hang "
+                f"it. Use strategy='streamed', which needs no managed memory, or "
+                f"Paging(allow_oversubscription=True)."
+            )
+        with torch.cuda.device(device):
+            address = int(check(runtime.cudaMallocManaged(nbytes, _ATTACH_GLOBAL)))
+            check(runtime.cudaMemsetAsync(address, 0, nbytes, 0))
+            check(runtime.cudaStreamSynchronize(0))
+        _allocated[device] = wanted
+    buffer = (ctypes.c_char * nbytes).from_address(address)
+    # At exit the driver takes everything back; calling CUDA then may find it gone.
+    weakref.finalize(buffer, _free, address, nbytes, device, os.getpid()).atexit = False
+    return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+def prefetch(tensor: torch.Tensor, device: torch.device, stream: int) -> None:
+    """Enqueue the migration of a managed tensor's pages to `device` on a raw stream."""
+    _, enqueue = _runtime()
+    enqueue(tensor.data_ptr(), tensor.nbytes, device.index, stream)
+
+
+def _free(address: int, nbytes: int, device: torch.device, process: int) -> None:
+    if os.getpid() != process:  # a forked child has no CUDA
+        return
+    runtime, _ = _runtime()
+    torch.cuda.synchronize(device)  # nothing may still be reading it
+    with _lock:
+        check(runtime.cudaFree(address))
+        _allocated[device] -= nbytes

@@ -1,0 +1,96 @@
+"""What a device can do for the pipeline, in five verbs.
+
+``event = stream.record()`` hands on a point in a stream as a value, ``stream.wait(event)`` orders
+a stream after it, ``event.synchronize()`` makes the host wait, ``device.copy(destination, source,
+stream=...)`` and ``device.prefetch(tensor, stream=...)`` move bytes. Nothing about ordering is
+implied: two operations on different streams are unordered unless one of these lines says otherwise.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+__all__ = ["Device", "Event", "EventNotRecordedError", "Stream"]
+
+
+class EventNotRecordedError(RuntimeError):
+    """A wait on an event that was never recorded. CUDA would silently wait for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "waiting for an event that was never recorded; take events from stream.record()"
+        )
+
+
+class Event(Protocol):
+    """A point in a stream. Comes from `Stream.record`, is waited for any number of times."""
+
+    def synchronize(self) -> None:
+        """Block the host until everything before this point has run."""
+
+
+class Stream(Protocol):
+    """An ordered queue of operations. Long-lived: one per role, process and device."""
+
+    def record(self) -> Event:
+        """Return the point after everything enqueued on this stream so far."""
+
+    def wait(self, event: Any) -> None:
+        """Let everything enqueued on this stream from now on run after `event`.
+
+        `event` must come from a stream of the same device.
+        """
+
+
+class Device(Protocol):
+    """One device: its streams, its memory and the two ways of moving bytes.
+
+    A `stream` argument is one of this device's own.
+    """
+
+    torch_device: torch.device
+
+    def stream(self, role: str) -> Stream:
+        """The process's stream for `role` (``fetch``, ``write_back``, ``prefetch``)."""
+
+    def compute_stream(self) -> Stream:
+        """The stream that bitsandbytes' updates run on, whatever stream is current."""
+
+    def caller_stream(self) -> Stream:
+        """The stream that is current where the caller stands."""
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """A context in which PyTorch's own operations, too, run on the compute stream."""
+
+    def copy(self, destination: torch.Tensor, source: torch.Tensor, *, stream: Any) -> None:
+        """Enqueue a copy of `source` to `destination`, both contiguous and of one size."""
+
+    def prefetch(self, tensor: torch.Tensor, *, stream: Any) -> None:
+        """Enqueue the migration of a managed tensor's pages to this device."""
+
+    def slot(self, nbytes: int) -> torch.Tensor:
+        """Uninitialized device memory: a one-dimensional ``uint8`` tensor of `nbytes` bytes."""
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        """Page-lock host memory for copies; False (after a warning) where that is refused."""
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`."""
+
+    def managed(self, nbytes: int, *, allow_oversubscription: bool) -> torch.Tensor:
+        """Zeroed managed memory as a ``uint8`` tensor, freed with the last tensor over it."""
+
+    def lookahead_obstacle(self) -> str | None:
+        """Why managed memory cannot be migrated while kernels run here; None if it can."""
+
+    def capturing(self) -> bool:
+        """Whether the caller's stream is being captured into a graph."""
+
+    def drain(self) -> None:
+        """Block the host until every stream of ours on this device is idle."""
+
+    def synchronize(self) -> None:
+        """Block the host until the whole device is idle."""

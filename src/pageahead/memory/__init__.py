@@ -1,0 +1,1 @@
+"""Where optimizer state lives. Knows nothing about optimizers."""

@@ -1,0 +1,209 @@
+"""Chunks and slots: which bytes travel together, and where they land. Pure arithmetic.
+
+A parameter's state is a few **state tensors** (``state1``, ``state2``), each of one or two **rows**
+of as many elements as the parameter has (AdEMAMix keeps two moments in ``state1``). In the arena
+the state tensors of consecutive parameters lie back to back, and a slot holds a chunk in the very
+same arrangement; so a run of whole parameters is one contiguous copy. A parameter too large for a
+chunk is cut at multiples of 256 elements, bitsandbytes' 8-bit block, and each slice takes one copy
+per row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["BLOCK", "Chunk", "Item", "Piece", "Slice", "StateShape", "cut", "pack"]
+
+BLOCK = 256
+"""Elements of one 8-bit block, which shares an absmax: slices start at multiples of it."""
+
+ALIGNMENT = 256
+"""Bytes to which each state tensor is aligned, as CUDA's own allocations are."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """The state tensors of one parameter.
+
+    Attributes:
+        numel: elements of the parameter.
+        tensors: for each state tensor its number of rows and the bytes of one element.
+    """
+
+    numel: int
+    tensors: tuple[tuple[int, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state tensors themselves, without padding."""
+        return sum(rows * itemsize for rows, itemsize in self.tensors) * self.numel
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One active parameter, in step order.
+
+    Attributes:
+        identity: the same for the same parameter, which may be listed twice.
+        state: its state tensors.
+        offset: byte of the arena at which its state starts; None for a resident parameter, whose
+            state does not travel.
+    """
+
+    identity: int
+    state: StateShape
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Elements ``[start, stop)`` of item number `item`; byte `offsets` of its state in the slot."""
+
+    item: int
+    start: int
+    stop: int
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One contiguous copy: `nbytes` bytes at `arena` in the arena and at `slot` in the slot."""
+
+    arena: int
+    slot: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one fetch brings, one event announces and one write-back takes away.
+
+    Attributes:
+        index: position in the plan.
+        slices: what is updated while the chunk is in its slot, in step order; resident items ride
+            along with no bytes of their own.
+        pieces: the copies.
+        nbytes: bytes of slot it needs.
+        after: index of the last earlier chunk with bytes of this one, which must be written back
+            before this one is fetched: a parameter listed twice.
+    """
+
+    index: int
+    slices: tuple[Slice, ...]
+    pieces: tuple[Piece, ...]
+    nbytes: int
+    after: int | None = None
+
+
+def pack(state: StateShape, numel: int, base: int = 0) -> tuple[tuple[int, ...], int]:
+    """Lay out the state of `numel` elements from byte `base` on; return offsets and the end."""
+    offsets = []
+    end = base
+    for rows, itemsize in state.tensors:
+        offsets.append(end)
+        end = _align(end + rows * itemsize * numel)
+    return tuple(offsets), end
+
+
+def cut(items: Sequence[Item], *, target: int, limit: int) -> tuple[Chunk, ...]:
+    """Divide a step into chunks.
+
+    Args:
+        items: the active parameters in step order.
+        target: bytes to fill a chunk with; also the size of the slices of a parameter that is cut.
+        limit: bytes above which a parameter is cut, and which no chunk exceeds (a chunk of one
+            whole parameter excepted where `limit` is 0: nothing is cut then). With `target` 0,
+            too, every parameter is a chunk of its own.
+    """
+    plan = _Plan()
+    for number, item in enumerate(items):
+        numel = item.state.numel
+        if item.offset is None:
+            plan.slices.append(Slice(number, 0, numel, ()))
+            continue
+        whole = pack(item.state, numel)[1]
+        if limit == 0 or whole <= limit:
+            joins = plan.nbytes + whole <= target and item.identity not in plan.holds
+            if plan.pieces and not joins:
+                plan.close()
+            after = plan.holder.get(item.identity)
+            plan.move(number, item, 0, numel, after)
+            continue
+        if plan.pieces:
+            plan.close()
+        after = plan.holder.get(item.identity)
+        size = _slice_elements(item.state, target, limit)
+        for start in range(0, numel, size):
+            plan.move(number, item, start, min(start + size, numel), after)
+            plan.close()
+    if plan.slices:
+        plan.close()
+    return tuple(plan.chunks)
+
+
+class _Plan:
+    """The chunk being filled, and those done."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.holder: dict[int, int] = {}
+        """For each identity the last closed chunk with bytes of it."""
+        self._start()
+
+    def _start(self) -> None:
+        self.slices: list[Slice] = []
+        self.pieces: list[Piece] = []
+        self.holds: set[int] = set()
+        self.nbytes = 0
+        self.after: int | None = None
+
+    def move(self, number: int, item: Item, start: int, stop: int, after: int | None) -> None:
+        assert item.offset is not None
+        state = item.state
+        offsets, end = pack(state, stop - start, self.nbytes)
+        sources, _ = pack(state, state.numel, item.offset)
+        self.slices.append(Slice(number, start, stop, offsets))
+        for (rows, itemsize), source, slot in zip(state.tensors, sources, offsets, strict=True):
+            length = (stop - start) * itemsize
+            for row in range(rows):
+                arena = source + (row * state.numel + start) * itemsize
+                self._copy(Piece(arena, slot + row * length, length))
+        self.holds.add(item.identity)
+        self.nbytes = end
+        if after is not None:
+            self.after = after if self.after is None else max(after, self.after)
+
+    def _copy(self, piece: Piece) -> None:
+        if self.pieces:
+            last = self.pieces[-1]
+            gap = piece.slot - (last.slot + last.nbytes)
+            # Padding between state tensors is the same on both sides: it travels along.
+            if 0 <= gap < ALIGNMENT and piece.arena - (last.arena + last.nbytes) == gap:
+                self.pieces[-1] = Piece(last.arena, last.slot, last.nbytes + gap + piece.nbytes)
+                return
+        self.pieces.append(piece)
+
+    def close(self) -> None:
+        chunk = Chunk(
+            len(self.chunks), tuple(self.slices), tuple(self.pieces), self.nbytes, self.after
+        )
+        self.chunks.append(chunk)
+        self.holder.update(dict.fromkeys(self.holds, chunk.index))
+        self._start()
+
+
+def _slice_elements(state: StateShape, target: int, limit: int) -> int:
+    """Elements per slice: equal, whole blocks, about `target` and at most `limit` bytes."""
+    per_element = state.nbytes // state.numel
+    slices = math.ceil(state.nbytes / target)
+    equal = math.ceil(state.numel / slices / BLOCK)
+    most = (limit - ALIGNMENT * len(state.tensors)) // (per_element * BLOCK)
+    if most < 1:
+        raise ValueError(f"a chunk of {limit} bytes does not hold the state of {BLOCK} elements")
+    return min(equal, most) * BLOCK
+
+
+def _align(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

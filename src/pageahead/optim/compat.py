@@ -1,0 +1,27 @@
+"""Which bitsandbytes this package was tested with."""
+
+from __future__ import annotations
+
+import os
+
+from packaging.specifiers import SpecifierSet
+
+__all__ = ["TESTED", "check_bitsandbytes"]
+
+TESTED = ">=0.50.2,<0.51"
+OVERRIDE = "PAGEAHEAD_UNTESTED_BITSANDBYTES"
+
+
+def check_bitsandbytes(version: str) -> None:
+    """Raise `ImportError` unless `version` of bitsandbytes is one we tested.
+
+    Updates go through bitsandbytes' operators and its classes' attributes, which other versions may
+    have changed without an error showing: wrong moments, not an exception.
+    """
+    if SpecifierSet(TESTED).contains(version, prereleases=True) or os.environ.get(OVERRIDE) == "1":
+        return
+    raise ImportError(
+        f"pageahead is tested with bitsandbytes {TESTED}; this is {version}. Install a tested "
+        f"version (pip install 'bitsandbytes{TESTED}'), or set {OVERRIDE}=1 after "
+        f"checking that your results are right."
+    )

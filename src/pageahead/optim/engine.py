@@ -1,0 +1,219 @@
+"""One optimizer's state and pipeline on one device."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pageahead.device import Device
+from pageahead.memory.arena import Arena
+from pageahead.memory.layout import Chunk, StateShape, pack
+from pageahead.memory.ring import Ring, Slot
+from pageahead.memory.transfer import ManagedTransfer, StreamedTransfer
+from pageahead.optim.active import Active, GetConfig
+from pageahead.optim.paging import Paging
+from pageahead.optim.plan import SLOTS, Home, StepPlan, chunk_bytes
+from pageahead.optim.update import MAX_LAUNCH, launch
+from pageahead.pipeline import Pipeline, Plan
+
+__all__ = ["Engine", "Mode", "StateSource"]
+
+logger = logging.getLogger("pageahead")
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How a step moves paged state: the strategy, or what it fell back to, and the reason."""
+
+    path: str
+    reason: str = ""
+
+
+class StateSource:
+    """Hands out a new parameter's state tensors in the order bitsandbytes asks for them."""
+
+    def __init__(self, device: Device, arena: Arena | None, home: Home, paging: Paging) -> None:
+        self._device = device
+        self._arena = arena
+        self._paging = paging
+        self._offsets = iter(pack(home.shape, home.shape.numel, home.offset)[0])
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return the next state tensor, zeroed."""
+        offset = next(self._offsets)
+        if self._arena is not None:
+            return self._arena.tensor_at(offset, shape, dtype)
+        nbytes = torch.Size(shape).numel() * dtype.itemsize
+        memory = self._device.managed(
+            nbytes, allow_oversubscription=self._paging.allow_oversubscription
+        )
+        return memory.view(dtype).view(shape)
+
+
+class Engine:
+    """Moves and updates the parameters of one optimizer on one device."""
+
+    def __init__(self, device: Device, optimizer_name: str, paging: Paging) -> None:
+        self._device = device
+        self._name = optimizer_name
+        self._paging = paging
+        streamed = paging.strategy == "streamed"
+        self.arena = Arena(device) if streamed else None
+        self.ring: Ring | None = None
+        self._pipeline = Pipeline(
+            device,
+            fetch="fetch" if streamed else "prefetch",
+            overlap=paging.write_back == "overlap",
+        )
+        self.mode = Mode(paging.strategy)
+        """How the last step moved paged state."""
+        self._plan: tuple[StepPlan, Plan, Mode] | None = None
+        self._actives: Sequence[Active] = ()
+        self._get_config: GetConfig | None = None
+
+    def reserve(self, homes: Sequence[Home]) -> None:
+        """Make room in the arena for parameters that get state now, in step order.
+
+        Raises:
+            HostMemoryError: there is not enough host memory; nothing was allocated.
+        """
+        paged = [home for home in homes if home.paged]
+        if self.arena is None or not paged:
+            return
+        end = 0
+        for home in paged:
+            home.offset = end
+            end = pack(home.shape, home.shape.numel, end)[1]
+        base = self.arena.grow(end)
+        for home in paged:
+            home.offset += base
+
+    def release_last(self) -> None:
+        """Give back what the last `reserve` took."""
+        if self.arena is not None:
+            self.arena.drop_last()
+
+    def source(self, home: Home) -> StateSource:
+        """Where a paged parameter's state tensors come from."""
+        return StateSource(self._device, self.arena, home, self._paging)
+
+    def forget_plan(self) -> None:
+        """Drop prepared views: state tensors were replaced."""
+        self._plan = None
+
+    def settle(self) -> None:
+        """Block the host until state in the arena is complete."""
+        self._pipeline.settle()
+
+    def step(
+        self,
+        actives: Sequence[Active],
+        homes: Sequence[Home],
+        get_config: GetConfig,
+        *,
+        several_devices: bool,
+    ) -> None:
+        """Update every active parameter. After an exception nothing is left in flight."""
+        plan, moves = self._plan_for(actives, homes, several_devices)
+        self._actives, self._get_config = actives, get_config
+        try:
+            self._pipeline.begin(moves, lambda chunk, slot: self._update(plan, chunk, slot))
+            with self._device.computing():
+                for chunk in plan.chunks:
+                    self._pipeline.advance(chunk)
+            self._pipeline.finish()
+        except BaseException:
+            self._pipeline.finish(failed=True)
+            raise
+        finally:
+            self._actives, self._get_config = (), None
+
+    def _update(self, plan: StepPlan, chunk: Chunk, slot: Slot | None) -> None:
+        assert self._get_config is not None
+        for number, launches in plan.views(chunk, slot):
+            active = self._actives[number]
+            for views in launches:
+                if views.start == 0:
+                    active.open(self._get_config)
+                launch(self._name, active, views)
+
+    def _plan_for(
+        self, actives: Sequence[Active], homes: Sequence[Home], several_devices: bool
+    ) -> tuple[StepPlan, Plan]:
+        parameters = [active.parameter for active in actives]
+        mode = self._mode_for(homes, several_devices)
+        if self._plan is not None:
+            plan, moves, made_for = self._plan
+            if made_for == mode and plan.is_for(parameters):
+                return plan, moves
+        self._plan = None
+        self.mode = mode
+        plan, moves = self._build(actives, homes, mode)
+        self._plan = plan, moves, mode
+        return plan, moves
+
+    def _build(
+        self, actives: Sequence[Active], homes: Sequence[Home], mode: Mode
+    ) -> tuple[StepPlan, Plan]:
+        states = [active.state for active in actives]
+        parameters = [active.parameter for active in actives]
+        if self.arena is None:
+            plan = StepPlan.build(parameters, homes, states, target=0, limit=0)
+            transfer = ManagedTransfer(
+                self._device,
+                lambda chunk: [
+                    tensor
+                    for part in chunk.slices
+                    if plan.homes[part.item].paged
+                    for tensor in plan.homes[part.item].tensors
+                ],
+            )
+            depth = 1 if mode.path == "lookahead" else 0
+            return plan, Plan(plan.chunks, transfer, None, depth)
+        total = sum(home.shape.nbytes for home in homes if home.paged)
+        target, limit = chunk_bytes(total, self._paging.staging)
+        plan = StepPlan.build(parameters, homes, states, target=target, limit=limit)
+        ring = self._ring_of(plan.slot_bytes)
+        depth = SLOTS if ring is not None else 1
+        moves = Plan(plan.chunks, StreamedTransfer(self._device, self.arena), ring, depth)
+        return plan, moves
+
+    def _ring_of(self, slot_bytes: int) -> Ring | None:
+        if slot_bytes and (self.ring is None or self.ring.slot_bytes < slot_bytes):
+            self.ring = None  # the old one goes first: both together would raise the peak
+            self.ring = Ring(self._device, SLOTS, slot_bytes)
+        return self.ring
+
+    def _mode_for(self, homes: Sequence[Home], several_devices: bool) -> Mode:
+        strategy = self._paging.strategy
+        if strategy != "lookahead":
+            return Mode(strategy)
+        if several_devices:
+            return Mode("sequential", "parameters are on several devices")
+        paged = sum(home.paged for home in homes)
+        if paged == 1:
+            return Mode("sequential", "one active parameter: there is no next one to look ahead to")
+        obstacle = self._device.lookahead_obstacle() if paged else None
+        if obstacle is not None:
+            if self.mode.reason != obstacle:
+                warnings.warn(
+                    f"strategy='lookahead' runs as 'sequential': {obstacle}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return Mode("sequential", obstacle)
+        return Mode("lookahead")
+
+
+def refuse_too_large(name: str, shape: StateShape, streamed: bool) -> str | None:
+    """Why bitsandbytes' kernels cannot update this parameter in one piece; None if they can."""
+    if name == "ademamix" and not streamed and shape.numel > MAX_LAUNCH:
+        return (
+            f"AdEMAMix counts the elements of both rows of state1 in an int32: {shape.numel:,} "
+            f"elements are too many for one launch"
+        )
+    return None

@@ -1,0 +1,384 @@
+"""`PagedOptimizer`: bitsandbytes' optimizers with their state moved by pageahead.
+
+A mixin over bitsandbytes' base classes. It overrides how state is made, moved, saved and loaded,
+never the arithmetic.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from pageahead.device import device_for
+from pageahead.optim import checkpoint
+from pageahead.optim.active import Active, collect, make_contiguous
+from pageahead.optim.base import BitsandbytesOptimizer
+from pageahead.optim.engine import Engine, StateSource, refuse_too_large
+from pageahead.optim.paging import Paging
+from pageahead.optim.plan import Home
+from pageahead.optim.routing import (
+    PAGED_NUMEL,
+    Candidate,
+    Route,
+    choose,
+    state_dtype,
+    state_shape,
+)
+
+__all__ = ["PagedOptimizer"]
+
+
+class PagedOptimizer(BitsandbytesOptimizer):
+    """Mixin that moves the state of a bitsandbytes optimizer as `Paging` says."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # What inspect and editors show: bitsandbytes' parameters and one more.
+        for base in cls.__mro__[1:]:
+            if base.__module__.startswith("bitsandbytes."):
+                own = inspect.signature(base)
+                paging = inspect.Parameter(
+                    "paging",
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=None,
+                    annotation="Paging | None",
+                )
+                cls.__signature__ = own.replace(  # type: ignore[attr-defined]
+                    parameters=[*own.parameters.values(), paging]
+                )
+                return
+
+    def __init__(self, *args: Any, paging: Paging | None = None, **kwargs: Any) -> None:
+        if paging is not None and not isinstance(paging, Paging):
+            raise TypeError(f"paging takes a pageahead.Paging, not {paging!r}")
+        self.paging = Paging() if paging is None else paging
+        self._engines: dict[torch.device, Engine] = {}
+        self._homes: dict[torch.Tensor, Home] = {}
+        self._source: StateSource | None = None
+        self._process = os.getpid()
+        super().__init__(*args, **kwargs)
+
+    # --- the step -----------------------------------------------------------------------------
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update every parameter that has a gradient, as bitsandbytes does.
+
+        When it returns, parameters and state are complete for any stream (with
+        ``write_back="overlap"``: parameters, for the current stream).
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+
+        Returns:
+            What `closure` returned.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: a parameter or gradient cannot be updated; raised
+                before anything is changed, and says which and why.
+            MemoryError: there is not enough host (or, for managed memory, device) memory.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_process("step()")
+        if not self.initialized:
+            self.check_overrides()
+            self.initialized = True
+        actives = collect(self.param_groups)
+        self._check_homes(actives)
+        self._make_state([active for active in actives if active.parameter not in self._homes])
+        make_contiguous(actives)
+        by_device: dict[torch.device, list[Active]] = {}
+        for active in actives:
+            active.state = self.state[active.parameter]
+            by_device.setdefault(active.parameter.device, []).append(active)
+        for device, group in by_device.items():
+            self._engine(device).step(
+                group,
+                [self._homes[active.parameter] for active in group],
+                self.get_config,
+                several_devices=len(by_device) > 1,
+            )
+        return loss
+
+    def _check_process(self, what: str) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"{what} of a paged optimizer was called in a forked child process; its state "
+                f"stays with the process that made the optimizer. Make a new optimizer here, or "
+                f"call it in the parent."
+            )
+
+    def _check_homes(self, actives: Sequence[Active]) -> None:
+        for active in actives:
+            parameter = active.parameter
+            home = self._homes.get(parameter)
+            state = self.state.get(parameter)
+            if home is None:
+                if state:
+                    raise RuntimeError(
+                        f"{_name(active)} has state that this optimizer did not make; load state "
+                        f"with load_state_dict(). Nothing was updated."
+                    )
+            elif home.device != parameter.device:
+                raise RuntimeError(
+                    f"{_name(active)} was on {home.device} when its state was made and is on "
+                    f"{parameter.device} now. Move the model before making the optimizer, or save "
+                    f"state_dict(), make a new optimizer and load it. Nothing was updated."
+                )
+            elif not state or state.get("state1") is not home.tensors[0]:
+                raise RuntimeError(
+                    f"the state of {_name(active)} was replaced in optimizer.state; change it in "
+                    f"place, or load it with load_state_dict(). Nothing was updated."
+                )
+        devices = {active.parameter.device for active in actives}
+        for device in devices:
+            if device_for(device).capturing():
+                raise RuntimeError(
+                    "step() was called while a CUDA graph is being captured: transfers of paged "
+                    "state cannot be captured. Capture forward and backward only, and call step() "
+                    "outside. Nothing was updated."
+                )
+
+    def _engine(self, device: torch.device) -> Engine:
+        if device not in self._engines:
+            self._engines[device] = Engine(device_for(device), self.optimizer_name, self.paging)
+        return self._engines[device]
+
+    # --- where state is made ------------------------------------------------------------------
+
+    def _make_state(self, new: Sequence[Active]) -> None:
+        """Decide routes, take memory, and let bitsandbytes initialize the state; all or nothing."""
+        unique = list({active.parameter: active for active in reversed(new)}.values())[::-1]
+        if not unique:
+            return
+        homes = self._choose_homes(
+            [self._candidate(one.parameter, one.gindex, one.pindex) for one in unique]
+        )
+        reserved = self._reserve(homes)
+        try:
+            for active, home in zip(unique, homes, strict=True):
+                self._init_home(active, home)
+        except BaseException:
+            for active in unique:
+                self.state.pop(active.parameter, None)
+                self._homes.pop(active.parameter, None)
+            for engine in reserved:
+                engine.release_last()
+            raise
+
+    def _reserve(self, homes: Sequence[Home]) -> list[Engine]:
+        """Make room for paged homes on every device, or on none."""
+        by_device: dict[torch.device, list[Home]] = {}
+        for home in homes:
+            if home.paged:
+                by_device.setdefault(home.device, []).append(home)
+        reserved: list[Engine] = []
+        try:
+            for device, group in by_device.items():
+                self._engine(device).reserve(group)
+                reserved.append(self._engine(device))
+        except BaseException:
+            for engine in reserved:
+                engine.release_last()
+            raise
+        return reserved
+
+    def _choose_homes(self, candidates: Sequence[Candidate]) -> list[Home]:
+        budgeted = self.paging.hbm_budget not in ("auto", 0)
+        pageable = self._pageable_bytes() if budgeted else 0
+        resident = sum(
+            home.shape.nbytes
+            for home in self._homes.values()
+            if not home.paged and home.shape.numel >= PAGED_NUMEL
+        )
+        homes = []
+        for candidate, (path, reason) in zip(
+            candidates, choose(candidates, self.paging, pageable, resident), strict=True
+        ):
+            streamed = path == "paged" and self.paging.strategy == "streamed"
+            obstacle = refuse_too_large(self.optimizer_name, candidate.shape, streamed)
+            if obstacle is not None:
+                raise ValueError(f"{obstacle}. Use strategy='streamed'. Nothing was updated.")
+            homes.append(Home(path == "paged", reason, candidate.shape, candidate.parameter.device))
+        return homes
+
+    def _candidate(self, parameter: torch.Tensor, gindex: int, pindex: int) -> Candidate:
+        config = self.get_config(gindex, pindex, self.param_groups[gindex])
+        dtype = state_dtype(config, parameter.numel())
+        shape = state_shape(self.optimizer_name, dtype, parameter.numel())
+        limited = config["max_unorm"] > 0.0 and dtype == torch.float32
+        return Candidate(parameter, shape, limited)
+
+    def _pageable_bytes(self) -> int:
+        return sum(
+            self._candidate(parameter, gindex, pindex).shape.nbytes
+            for gindex, pindex, parameter in self._listed()
+            if parameter.requires_grad and parameter.numel() >= PAGED_NUMEL
+        )
+
+    def _listed(self) -> Iterable[tuple[int, int, torch.Tensor]]:
+        for gindex, group in enumerate(self.param_groups):
+            for pindex, parameter in enumerate(group["params"]):
+                yield gindex, pindex, parameter
+
+    def _init_home(self, active: Active, home: Home) -> None:
+        parameter = active.parameter
+        if home.paged:
+            self._source = self._engine(home.device).source(home)
+        try:
+            self.init_state(active.group, parameter, active.gindex, active.pindex)
+        finally:
+            self._source = None
+        state = self.state[parameter]
+        home.tensors = tuple(state[key] for key in ("state1", "state2") if key in state)
+        self._homes[parameter] = home
+
+    def get_state_buffer(self, p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """bitsandbytes asks here for a zeroed state tensor shaped like `p`."""
+        if self._source is not None:
+            return self._source.tensor(tuple(p.shape), dtype)
+        return torch.zeros_like(p, dtype=dtype, device=p.device)
+
+    def _get_state_double_buffer(
+        self, p: torch.Tensor, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """AdEMAMix asks here for its `state1`, which holds two moments."""
+        if self._source is not None:
+            return self._source.tensor((2, *p.shape), dtype)
+        return torch.zeros((2, *p.shape), dtype=dtype, device=p.device)
+
+    # --- what users ask -----------------------------------------------------------------------
+
+    def routes(self) -> list[Route]:
+        """Say, parameter by parameter, where its state lives and why.
+
+        For a parameter without state yet it is what would be decided now.
+        """
+        listed = list(self._listed())
+        waiting = {
+            parameter: self._candidate(parameter, gindex, pindex)
+            for gindex, pindex, parameter in listed
+            if parameter.requires_grad and parameter not in self._homes
+        }
+        planned = dict(zip(waiting, self._choose_homes(list(waiting.values())), strict=True))
+        return [
+            self._route(gindex, pindex, parameter, planned.get(parameter))
+            for gindex, pindex, parameter in listed
+        ]
+
+    def _route(
+        self, gindex: int, pindex: int, parameter: torch.Tensor, planned: Home | None
+    ) -> Route:
+        home = self._homes.get(parameter, planned)
+        path, reason = ("none", "frozen: no gradient, no state")
+        if home is not None:
+            path, reason = self._path_of(home)
+            if home is planned:
+                reason += " (planned: it has no state yet)"
+        return Route(
+            gindex,
+            pindex,
+            tuple(parameter.shape),
+            parameter.numel(),
+            str(parameter.device),
+            home.shape.nbytes if home is not None else 0,
+            path,
+            reason,
+        )
+
+    def _path_of(self, home: Home) -> tuple[str, str]:
+        if not home.paged:
+            return "resident", home.reason
+        engine = self._engines.get(home.device)
+        if engine is None or not engine.mode.reason:
+            return self.paging.strategy, home.reason
+        return engine.mode.path, engine.mode.reason
+
+    # --- checkpoints --------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """bitsandbytes' state dict. Waits for write-backs first; its tensors are the live state."""
+        self._check_process("state_dict()")
+        for engine in self._engines.values():
+            engine.settle()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
+        """Copy a state dict, of this or a bitsandbytes optimizer, to where state lives here.
+
+        Args:
+            state_dict: from `state_dict`, whatever device its tensors were loaded to.
+            move_to_device: accepted for bitsandbytes' sake; where state lives is `paging`'s.
+
+        Raises:
+            ValueError: it does not fit this optimizer; nothing was changed.
+            MemoryError: there is not enough host memory; nothing was changed.
+        """
+        self._check_process("load_state_dict()")
+        checkpoint.load(self, state_dict)
+
+    def _adopt_state(
+        self, saved: Sequence[checkpoint.Saved], groups: Sequence[dict[str, Any]]
+    ) -> None:
+        """Replace all state by checked state. Takes the memory it needs before it changes any."""
+        for engine in self._engines.values():
+            engine.settle()
+        before = self._homes, self._engines, self.state
+        same = len(saved) == len(self._homes) and all(
+            one.parameter in self._homes
+            and self._homes[one.parameter].shape == one.candidate.shape
+            and self._homes[one.parameter].device == one.parameter.device
+            for one in saved
+        )
+        if not same:
+            # New homes beside the old ones: whatever fails here leaves those as they were.
+            self._homes, self._engines, self.state = {}, {}, defaultdict(dict)
+            try:
+                homes = self._choose_homes([one.candidate for one in saved])
+                self._reserve(homes)
+                for one, home in zip(saved, homes, strict=True):
+                    self._empty_home(one, home)
+            except BaseException:
+                self._homes, self._engines, self.state = before
+                raise
+        for one in saved:
+            checkpoint.fill(self.state[one.parameter], one)
+        for group, loaded in zip(self.param_groups, groups, strict=True):
+            group.update(loaded)
+        for engine in self._engines.values():
+            engine.forget_plan()
+
+    def _empty_home(self, saved: checkpoint.Saved, home: Home) -> None:
+        """Make the state tensors that `saved` will be copied to."""
+        parameter = saved.parameter
+        if home.paged:
+            self._source = self._engine(home.device).source(home)
+        state: dict[str, Any] = {}
+        try:
+            for key in ("state1", "state2"):
+                if key in saved.entries:
+                    like = saved.entries[key]
+                    state[key] = (
+                        self._source.tensor(tuple(like.shape), like.dtype)
+                        if self._source is not None
+                        else torch.empty(like.shape, dtype=like.dtype, device=parameter.device)
+                    )
+        finally:
+            self._source = None
+        self.state[parameter] = state
+        home.tensors = tuple(state.values())
+        self._homes[parameter] = home
+
+
+def _name(active: Active) -> str:
+    shape = tuple(active.parameter.shape)
+    return f"parameter {active.pindex} of group {active.gindex} (shape {shape})"

@@ -1,0 +1,168 @@
+"""From active parameters to chunks, and from chunks to the views their updates need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pageahead.memory.layout import BLOCK, Chunk, Item, Slice, StateShape, cut
+from pageahead.memory.ring import Slot
+from pageahead.optim.update import MAX_LAUNCH, StateViews
+
+__all__ = ["SLOTS", "Home", "StepPlan", "chunk_bytes"]
+
+SLOTS = 4
+"""Chunks in flight: one coming in, one being updated, one going home, one to even out the pace."""
+
+LINK_BYTES_PER_SECOND = 50e9
+"""What one direction of a PCIe 5 x16 link carries while the other is busy, too (H200, measured)."""
+
+CHUNK_OVERHEAD_SECONDS = 10e-6
+"""What a chunk costs beside its bytes: two copies' start-up and the events between them."""
+
+SMALLEST_CHUNK = 1 << 20
+LARGEST_CHUNK = 32 << 20
+WHOLE_PARAMETER_SLACK = 1.5
+"""A parameter up to this many chunks large is not cut: one copy is better than four halves."""
+
+
+@dataclass(eq=False, slots=True)
+class Home:
+    """Where one parameter's state lives.
+
+    Attributes:
+        paged: whether it travels (or migrates) at each step; otherwise it stays on the device.
+        reason: why, in words.
+        shape: of its state tensors.
+        device: the parameter's, when state was made.
+        offset: of its state in the arena, for the streamed strategy.
+        tensors: ``state1`` and, with two states, ``state2``.
+    """
+
+    paged: bool
+    reason: str
+    shape: StateShape
+    device: torch.device
+    offset: int = 0
+    tensors: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class StepPlan:
+    """The chunks of one set of active parameters, and the views of their state.
+
+    Views of slots and state tensors are made once and kept; views of gradients and parameters are
+    never kept, because both may be new tensors at the next step.
+    """
+
+    parameters: tuple[torch.Tensor, ...]
+    homes: tuple[Home, ...]
+    states: tuple[dict[str, Any], ...]
+    chunks: tuple[Chunk, ...]
+    _views: dict[tuple[int, int], list[tuple[int, list[StateViews]]]] = field(default_factory=dict)
+
+    @classmethod
+    def build(
+        cls,
+        parameters: Sequence[torch.Tensor],
+        homes: Sequence[Home],
+        states: Sequence[dict[str, Any]],
+        *,
+        target: int,
+        limit: int,
+    ) -> StepPlan:
+        """Cut a step into chunks; see `pageahead.memory.layout.cut` for `target` and `limit`."""
+        items = [
+            Item(id(parameter), home.shape, home.offset if home.paged else None)
+            for parameter, home in zip(parameters, homes, strict=True)
+        ]
+        chunks = cut(items, target=target, limit=limit)
+        return cls(tuple(parameters), tuple(homes), tuple(states), chunks)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the largest chunk."""
+        return max((chunk.nbytes for chunk in self.chunks), default=0)
+
+    def is_for(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether this plan was built for exactly these parameters, in this order."""
+        return len(parameters) == len(self.parameters) and all(
+            one is other for one, other in zip(parameters, self.parameters, strict=True)
+        )
+
+    def views(self, chunk: Chunk, slot: Slot | None) -> list[tuple[int, list[StateViews]]]:
+        """For each slice of `chunk`: the item's number, and the views of each of its launches."""
+        key = (chunk.index, -1 if slot is None else slot.index)
+        known = self._views.get(key)
+        if known is None:
+            known = [(one.item, list(self._launches(one, slot))) for one in chunk.slices]
+            self._views[key] = known
+        return known
+
+    def _launches(self, part: Slice, slot: Slot | None) -> Iterator[StateViews]:
+        home, state = self.homes[part.item], self.states[part.item]
+        shape = tuple(self.parameters[part.item].shape)
+        tensors = home.tensors
+        if home.paged and slot is not None:
+            tensors = tuple(
+                slot.memory[offset : offset + rows * itemsize * (part.stop - part.start)]
+                .view(tensor.dtype)
+                .view((rows, -1) if rows > 1 else (-1,))
+                for (rows, itemsize), offset, tensor in zip(
+                    home.shape.tensors, part.offsets, home.tensors, strict=True
+                )
+            )
+            base = part.start
+        else:
+            base = 0
+        step = MAX_LAUNCH if part.stop - part.start > MAX_LAUNCH else max(1, part.stop - part.start)
+        for start in range(part.start, max(part.stop, part.start + 1), step):
+            stop = min(start + step, part.stop)
+            whole = start == 0 and stop == home.shape.numel
+            pieces = [
+                tensor.reshape((rows, *shape) if rows > 1 else shape)
+                if whole
+                else _flat(tensor, rows)[..., start - base : stop - base]
+                for tensor, (rows, _) in zip(tensors, home.shape.tensors, strict=True)
+            ]
+            blocks = slice(start // BLOCK, -(-stop // BLOCK))
+            yield StateViews(
+                start,
+                stop,
+                whole,
+                pieces[0],
+                pieces[1] if len(pieces) > 1 else None,
+                _blocks(state.get("absmax1"), blocks),
+                _blocks(state.get("absmax2"), blocks),
+                state.get("qmap1"),
+                state.get("qmap2"),
+                state.get("unorm_vec"),
+            )
+
+
+def chunk_bytes(total: int, staging: int | None) -> tuple[int, int]:
+    """Choose `target` and `limit` for `cut`, in bytes, for a step that moves `total` bytes.
+
+    A chunk costs a fixed overhead, and the first fetch and the last write-back overlap with
+    nothing; for ``n = total / chunk`` chunks that is ``n * overhead + chunk / bandwidth``, least at
+    ``chunk = sqrt(total * bandwidth * overhead)``.
+    """
+    best = math.sqrt(total * LINK_BYTES_PER_SECOND * CHUNK_OVERHEAD_SECONDS)
+    target = int(min(max(best, SMALLEST_CHUNK), LARGEST_CHUNK))
+    limit = int(target * WHOLE_PARAMETER_SLACK)
+    if staging is not None:
+        limit = min(limit, staging // SLOTS)
+    return min(target, limit), limit
+
+
+def _flat(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    return tensor.view(rows, -1) if rows > 1 else tensor.view(-1)
+
+
+def _blocks(absmax: torch.Tensor | None, blocks: slice) -> torch.Tensor | None:
+    """The absmax of some blocks; AdEMAMix keeps two rows of them."""
+    return None if absmax is None else absmax[..., blocks]

@@ -1,0 +1,194 @@
+"""The one place where the order of a step is written down.
+
+Four streams take part. The **caller's** produces gradients and reads parameters afterwards. The
+**compute** stream runs the updates. The **fetch** stream brings chunks in, the **write-back**
+stream takes them home. Each line below that says ``wait`` is one happens-before edge, and its
+comment names it; nothing else orders these streams.
+
+The same code runs every strategy: `streamed` over an arena and as many slots as the ring has,
+`lookahead` over managed memory one chunk ahead, `sequential` none ahead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pageahead.device.protocol import Device, Event, Stream
+from pageahead.memory.layout import Chunk
+from pageahead.memory.ring import Ring, Slot
+from pageahead.memory.transfer import Transfer
+
+__all__ = ["Pipeline", "Plan", "Update"]
+
+Update = Callable[[Chunk, Slot | None], None]
+"""Launches the updates of a chunk on the compute stream; the slot is None where nothing moved."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Plan:
+    """What a step moves, and how.
+
+    Attributes:
+        chunks: in step order.
+        transfer: how they reach the device.
+        ring: the slots, for a transfer that copies.
+        depth: how many chunks may be fetched ahead of the one being updated; 0 means that each
+            is fetched when its turn comes and the device is synchronized after it.
+    """
+
+    chunks: tuple[Chunk, ...]
+    transfer: Transfer
+    ring: Ring | None
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A chunk that was sent for and is not updated yet."""
+
+    slot: Slot | None
+    fetched: Event
+
+
+class Pipeline:
+    """Drives the chunks of one optimizer on one device, step after step."""
+
+    def __init__(self, device: Device, *, fetch: str, overlap: bool) -> None:
+        """Args:
+        device: where updates run.
+        fetch: role of the stream that brings chunks in, ``fetch`` or ``prefetch``.
+        overlap: let write-backs go on after `finish` returned.
+        """
+        self._device = device
+        self._overlap = overlap
+        self._compute = device.compute_stream()
+        self._fetch = device.stream(fetch)
+        self._write_back = device.stream("write_back")
+        self._plan: Plan | None = None
+        self._written: dict[int, Event] = {}  # by chunk of the current plan
+        self._last_written: Event | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._caller: Stream | None = None
+        self._update: Update | None = None
+        self._next = 0
+        self._flights: dict[int, _Flight] = {}
+        self._advanced: set[int] = set()
+        self._free: deque[Slot] = deque()
+
+    def begin(self, plan: Plan, update: Update) -> None:
+        """Open a step: order it after the caller's work and send for the first chunks."""
+        self._start()
+        self._update = update
+        self._caller = self._device.caller_stream()
+        # caller → compute: gradients are written, parameters are no longer read.
+        self._compute.wait(self._caller.record())
+        if plan is not self._plan:
+            if self._last_written is not None:
+                # write-back → fetch, across plans: chunks are cut differently now, and the
+                # write-back stream runs in order, so its last event stands for every byte.
+                self._fetch.wait(self._last_written)
+            self._plan = plan
+            self._written = {}
+        if plan.ring is not None:
+            self._free.extend(plan.ring.slots)
+        self._fetch_ahead()
+
+    def advance(self, chunk: Chunk) -> None:
+        """Update one chunk, send it home and send for the next.
+
+        If the update raises, the chunk still goes home: what was updated keeps its state.
+        """
+        plan, update = self._plan, self._update
+        assert plan is not None and update is not None
+        self._advanced.add(chunk.index)
+        if not chunk.nbytes:
+            update(chunk, None)
+            return
+        flight = self._flights.pop(chunk.index, None)
+        if flight is None:
+            flight = self._send_for(chunk, plan)
+        # fetch → compute: the chunk has arrived.
+        self._compute.wait(flight.fetched)
+        try:
+            update(chunk, flight.slot)
+        except BaseException:
+            with suppress(Exception):  # the update's error is the one to show
+                self._send_home(chunk, flight.slot, plan)
+            raise
+        self._send_home(chunk, flight.slot, plan)
+        if plan.depth == 0:
+            self._device.synchronize()
+        self._fetch_ahead()
+
+    def finish(self, *, failed: bool = False) -> None:
+        """Close the step: order the caller after it, and wait for what must be complete.
+
+        Args:
+            failed: an exception is on its way out. Everything in flight is waited for, and a
+                second error is not raised over the first.
+        """
+        caller = self._caller
+        if failed:
+            with suppress(Exception):
+                if caller is not None:
+                    # compute → caller, as below.
+                    caller.wait(self._compute.record())
+            with suppress(Exception):
+                self._device.drain()
+            self._last_written = None
+            self._start()
+            return
+        assert caller is not None
+        updated = self._compute.record()
+        # compute → caller: parameters are written, gradients are no longer read.
+        caller.wait(updated)
+        if not self._overlap:
+            # compute, write-back → host: the completed-step contract. Any stream may read now.
+            updated.synchronize()
+            self.settle()
+        self._start()
+
+    def settle(self) -> None:
+        """Block the host until every write-back has reached the arena."""
+        if self._last_written is not None:
+            self._last_written.synchronize()
+
+    def _fetch_ahead(self) -> None:
+        plan = self._plan
+        assert plan is not None
+        while self._next < len(plan.chunks) and len(self._flights) < plan.depth:
+            chunk = plan.chunks[self._next]
+            if chunk.after is not None and chunk.after not in self._advanced:
+                return  # a parameter listed twice: its first update is not launched yet
+            self._next += 1
+            if chunk.nbytes and chunk.index not in self._advanced:
+                self._flights[chunk.index] = self._send_for(chunk, plan)
+
+    def _send_for(self, chunk: Chunk, plan: Plan) -> _Flight:
+        stream = self._fetch if plan.depth else self._compute
+        slot = self._free.popleft() if plan.transfer.copies else None
+        if slot is not None and slot.emptied is not None:
+            # write-back → fetch, same slot: what it held has left it.
+            stream.wait(slot.emptied)
+        for index in (chunk.index, chunk.after):
+            written = self._written.get(index) if index is not None else None
+            if written is not None:
+                # write-back → fetch, same bytes: the last step's, or an earlier chunk's.
+                stream.wait(written)
+        plan.transfer.fetch(chunk, slot, stream=stream)
+        return _Flight(slot, stream.record())
+
+    def _send_home(self, chunk: Chunk, slot: Slot | None, plan: Plan) -> None:
+        if slot is None:
+            return
+        # compute → write-back: the update is done with the slot.
+        self._write_back.wait(self._compute.record())
+        plan.transfer.write_back(chunk, slot, stream=self._write_back)
+        written = self._write_back.record()
+        slot.emptied = self._written[chunk.index] = self._last_written = written
+        self._free.append(slot)
