@@ -52,10 +52,11 @@ def test_ademamix_8bit_odd_sizes_match_the_cpu_operator() -> None:
         one.step()
         other.step()
     for p, q in zip(ours, reference, strict=True):
-        # Rounding to another 8-bit code moves an update by a fraction of lr.
-        torch.testing.assert_close(p.detach().cpu(), q.detach(), rtol=0, atol=1e-3)
-        changed = (p.detach().cpu() - q.detach()).abs() > 1e-4
-        assert changed.float().mean() < 0.02
+        # The two operators round differently now and then, to the neighbouring 8-bit code; where
+        # the second moment is tiny that moves an update by a few lr. Rows mixed up would move most.
+        distance = (p.detach().cpu() - q.detach()).abs()
+        assert float(distance.max()) < 0.02
+        assert float((distance > 1e-4).float().mean()) < 0.02
 
 
 def test_ademamix_32bit_equals_the_unbroken_class() -> None:

@@ -11,9 +11,10 @@ import torch
 
 import pageahead
 from pageahead import Paging
-from pageahead.device import managed, pinning
+from pageahead.device import managed
 from pageahead.device.cuda import CudaDevice, CudaEvent
 from pageahead.device.protocol import EventNotRecordedError
+from pageahead.device.runtime import shared_runtime
 
 from .support import candidate, differences, gradients, legacy, parameters
 
@@ -43,7 +44,7 @@ def test_refused_page_lock_leaves_no_error_behind(monkeypatch: pytest.MonkeyPatc
     _assign(ours, 0)
     with pytest.warns(RuntimeWarning, match="refused to page-lock"):
         other.step()
-    assert pinning.clear_runtime_error() == 0
+    assert shared_runtime().clear_error() == 0
     _assign(theirs, 0)
     one.step()
     for seed in range(1, 4):

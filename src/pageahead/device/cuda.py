@@ -10,6 +10,7 @@ import torch
 
 from pageahead.device import managed, pinning
 from pageahead.device.protocol import EventNotRecordedError
+from pageahead.device.runtime import shared_runtime
 
 __all__ = ["CudaDevice", "CudaEvent", "CudaStream"]
 
@@ -36,10 +37,11 @@ class CudaEvent:
 class CudaStream:
     """A PyTorch stream whose events come from a pool."""
 
-    __slots__ = ("_pool", "raw")
+    __slots__ = ("_pool", "handle", "raw")
 
     def __init__(self, raw: torch.cuda.Stream, pool: list[torch.cuda.Event]) -> None:
         self.raw = raw
+        self.handle = raw.cuda_stream
         self._pool = pool
 
     def record(self) -> CudaEvent:
@@ -64,6 +66,7 @@ class CudaDevice:
     def __init__(self, device: torch.device) -> None:
         self.torch_device = device
         self._process = os.getpid()
+        self._runtime = shared_runtime()
         self._pool: list[torch.cuda.Event] = []
         self._streams: dict[str, CudaStream] = {}
         # bitsandbytes launches on the legacy default stream whatever stream is current.
@@ -87,11 +90,12 @@ class CudaDevice:
         return torch.cuda.stream(self._compute.raw)
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor, *, stream: Any) -> None:
-        with torch.cuda.stream(stream.raw):
-            destination.copy_(source, non_blocking=True)
+        self._runtime.copy_async(
+            destination.data_ptr(), source.data_ptr(), source.nbytes, stream.handle
+        )
 
     def prefetch(self, tensor: torch.Tensor, *, stream: Any) -> None:
-        managed.prefetch(tensor, self.torch_device, stream.raw.cuda_stream)
+        managed.prefetch(tensor, self.torch_device, stream.handle)
 
     def slot(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)

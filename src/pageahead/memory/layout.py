@@ -197,7 +197,7 @@ class _Plan:
 def _slice_elements(state: StateShape, target: int, limit: int) -> int:
     """Elements per slice: equal, whole blocks, about `target` and at most `limit` bytes."""
     per_element = state.nbytes // state.numel
-    slices = math.ceil(state.nbytes / target)
+    slices = max(round(state.nbytes / target), math.ceil(state.nbytes / limit))
     equal = math.ceil(state.numel / slices / BLOCK)
     most = (limit - ALIGNMENT * len(state.tensors)) // (per_element * BLOCK)
     if most < 1:

@@ -65,7 +65,7 @@ class PagedOptimizer(BitsandbytesOptimizer):
 
     # --- the step -----------------------------------------------------------------------------
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Update every parameter that has a gradient, as bitsandbytes does.
