@@ -79,6 +79,10 @@ class WorkerStream:
             raise EventNotRecordedError
         self.launch(event.synchronize)
 
+    def is_current(self) -> bool:
+        """Whether the calling thread is this stream's own."""
+        return threading.current_thread() is self._thread
+
     def _work(self) -> None:
         while True:
             operation = self._queue.get()
@@ -153,12 +157,22 @@ class CpuDevice:
         return False
 
     def drain(self) -> None:
-        if self._process == os.getpid():
-            events = [stream.record() for stream in self._streams.values()]
-            for stream in self._streams.values():
-                stream.clear()
-            for event in events:
+        streams = list(self._streams.values())
+        if self._process != os.getpid() or any(stream.is_current() for stream in streams):
+            # A finalizer may run in a worker, which cannot wait for itself. It need not: what is
+            # enqueued keeps its tensors alive.
+            return
+        events = [stream.record() for stream in streams]
+        for stream in streams:
+            stream.clear()
+        failures: list[Exception] = []
+        for event in events:  # all of them: one stream's failure leaves the others running
+            try:
                 event.synchronize()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def synchronize(self) -> None:
         self.drain()

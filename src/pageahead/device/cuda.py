@@ -90,9 +90,20 @@ class CudaDevice:
         return torch.cuda.stream(self._compute.raw)
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor, *, stream: Any) -> None:
-        self._runtime.copy_async(
-            destination.data_ptr(), source.data_ptr(), source.nbytes, stream.handle
-        )
+        if source.dim() == 1:
+            self._runtime.copy_async(
+                destination.data_ptr(), source.data_ptr(), source.nbytes, stream.handle
+            )
+        else:
+            self._runtime.copy_rows_async(
+                destination.data_ptr(),
+                destination.stride(0),
+                source.data_ptr(),
+                source.stride(0),
+                source.shape[1],
+                source.shape[0],
+                stream.handle,
+            )
 
     def prefetch(self, tensor: torch.Tensor, *, stream: Any) -> None:
         managed.prefetch(tensor, self.torch_device, stream.handle)

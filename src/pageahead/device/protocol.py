@@ -66,7 +66,10 @@ class Device(Protocol):
         """A context in which PyTorch's own operations, too, run on the compute stream."""
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor, *, stream: Any) -> None:
-        """Enqueue a copy of `source` to `destination`, both contiguous and of one size."""
+        """Enqueue a copy of `source` to `destination`, which have one shape.
+
+        Both are flat ``uint8`` tensors, or both two-dimensional ones with contiguous rows.
+        """
 
     def prefetch(self, tensor: torch.Tensor, *, stream: Any) -> None:
         """Enqueue the migration of a managed tensor's pages to this device."""

@@ -25,6 +25,17 @@ class CudaRuntime:
             ctypes.c_int,
             ctypes.c_void_p,
         ]
+        self._memcpy_rows = library.cudaMemcpy2DAsync
+        self._memcpy_rows.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_size_t,
+            ctypes.c_size_t,
+            ctypes.c_int,
+            ctypes.c_void_p,
+        ]
         self._last_error = library.cudaGetLastError
 
     def copy_async(self, destination: int, source: int, nbytes: int, stream: int) -> None:
@@ -36,7 +47,36 @@ class CudaRuntime:
         Raises:
             RuntimeError: CUDA refuses. The error is cleared: bitsandbytes would end the process.
         """
-        status = self._memcpy(destination, source, nbytes, _MEMCPY_DEFAULT, stream)
+        self._check(self._memcpy(destination, source, nbytes, _MEMCPY_DEFAULT, stream), nbytes)
+
+    def copy_rows_async(
+        self,
+        destination: int,
+        destination_pitch: int,
+        source: int,
+        source_pitch: int,
+        nbytes: int,
+        rows: int,
+        stream: int,
+    ) -> None:
+        """Enqueue a copy of `rows` rows of `nbytes` bytes, each a pitch after the one before.
+
+        Raises:
+            RuntimeError: as `copy_async`.
+        """
+        status = self._memcpy_rows(
+            destination,
+            destination_pitch,
+            source,
+            source_pitch,
+            nbytes,
+            rows,
+            _MEMCPY_DEFAULT,
+            stream,
+        )
+        self._check(status, rows * nbytes)
+
+    def _check(self, status: int, nbytes: int) -> None:
         if status != 0:
             self.clear_error()
             raise RuntimeError(f"CUDA refused to copy {nbytes} bytes: error {status}")

@@ -4,8 +4,8 @@ A parameter's state is a few **state tensors** (``state1``, ``state2``), each of
 of as many elements as the parameter has (AdEMAMix keeps two moments in ``state1``). In the arena
 the state tensors of consecutive parameters lie back to back, and a slot holds a chunk in the very
 same arrangement; so a run of whole parameters is one contiguous copy. A parameter too large for a
-chunk is cut at multiples of 256 elements, bitsandbytes' 8-bit block, and each slice takes one copy
-per row.
+chunk is cut at multiples of 256 elements, bitsandbytes' 8-bit block, and each slice takes one copy,
+of two dimensions.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ BLOCK = 256
 
 ALIGNMENT = 256
 """Bytes to which each state tensor is aligned, as CUDA's own allocations are."""
+
+
+LARGEST_PITCH = (1 << 31) - 1
+"""Bytes: CUDA's limit for the distance of rows in a two-dimensional copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +73,18 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One contiguous copy: `nbytes` bytes at `arena` in the arena and at `slot` in the slot."""
+    """One copy: `rows` times `nbytes` bytes, from `arena` in the arena and `slot` in the slot on.
+
+    A second row lies `arena_pitch` bytes after the first in the arena and `slot_pitch` bytes after
+    it in the slot, and so on: the rows of a slice take one two-dimensional copy together.
+    """
 
     arena: int
     slot: int
     nbytes: int
+    rows: int = 1
+    arena_pitch: int = 0
+    slot_pitch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,18 +176,25 @@ class _Plan:
         offsets, end = pack(state, stop - start, self.nbytes)
         sources, _ = pack(state, state.numel, item.offset)
         self.slices.append(Slice(number, start, stop, offsets))
-        for (rows, itemsize), source, slot in zip(state.tensors, sources, offsets, strict=True):
-            length = (stop - start) * itemsize
-            for row in range(rows):
-                arena = source + (row * state.numel + start) * itemsize
-                self._copy(Piece(arena, slot + row * length, length))
+        rows = [
+            Piece(
+                source + (row * state.numel + start) * itemsize,
+                slot + row * (stop - start) * itemsize,
+                (stop - start) * itemsize,
+            )
+            for (count, itemsize), source, slot in zip(state.tensors, sources, offsets, strict=True)
+            for row in range(count)
+        ]
+        whole = stop - start == state.numel
+        for piece in rows if whole else _stacked(rows):
+            self._copy(piece)
         self.holds.add(item.identity)
         self.nbytes = end
         if after is not None:
             self.after = after if self.after is None else max(after, self.after)
 
     def _copy(self, piece: Piece) -> None:
-        if self.pieces:
+        if self.pieces and self.pieces[-1].rows == piece.rows == 1:
             last = self.pieces[-1]
             gap = piece.slot - (last.slot + last.nbytes)
             # Padding between state tensors is the same on both sides: it travels along.
@@ -192,6 +210,23 @@ class _Plan:
         self.chunks.append(chunk)
         self.holder.update(dict.fromkeys(self.holds, chunk.index))
         self._start()
+
+
+def _stacked(rows: list[Piece]) -> list[Piece]:
+    """Rows of one length at one distance from each other as one piece; others as they are."""
+    first = rows[0]
+    if len(rows) == 1:
+        return rows
+    arena_pitch, slot_pitch = rows[1].arena - first.arena, rows[1].slot - first.slot
+    even = all(
+        row.nbytes == first.nbytes
+        and row.arena - first.arena == number * arena_pitch
+        and row.slot - first.slot == number * slot_pitch
+        for number, row in enumerate(rows)
+    )
+    if not even or arena_pitch > LARGEST_PITCH:
+        return rows
+    return [Piece(first.arena, first.slot, first.nbytes, len(rows), arena_pitch, slot_pitch)]
 
 
 def _slice_elements(state: StateShape, target: int, limit: int) -> int:

@@ -7,24 +7,22 @@ from dataclasses import dataclass
 
 import torch
 
-from pageahead.device.protocol import Device, Event
+from pageahead.device.protocol import Device
 
 __all__ = ["Ring", "Slot"]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Slot:
     """A device buffer that holds one chunk.
 
     Attributes:
         index: position in the ring.
         memory: one-dimensional ``uint8`` tensor.
-        emptied: the last write-back out of this slot; nothing may be fetched into it before.
     """
 
     index: int
     memory: torch.Tensor
-    emptied: Event | None = None
 
 
 class Ring:

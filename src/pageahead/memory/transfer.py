@@ -9,7 +9,7 @@ import torch
 
 from pageahead.device.protocol import Device, Stream
 from pageahead.memory.arena import Arena
-from pageahead.memory.layout import Chunk
+from pageahead.memory.layout import Chunk, Piece
 from pageahead.memory.ring import Slot
 
 __all__ = ["ManagedTransfer", "StreamedTransfer", "Transfer"]
@@ -51,15 +51,21 @@ class StreamedTransfer:
         key = (chunk.index, slot.index)
         pairs = self._views.get(key)
         if pairs is None:
-            pairs = [
-                (
-                    slot.memory[piece.slot : piece.slot + piece.nbytes],
-                    self._arena.bytes_at(piece.arena, piece.nbytes),
-                )
-                for piece in chunk.pieces
-            ]
+            pairs = [self._pair(piece, slot) for piece in chunk.pieces]
             self._views[key] = pairs
         return pairs
+
+    def _pair(self, piece: Piece, slot: Slot) -> tuple[torch.Tensor, torch.Tensor]:
+        further = piece.rows - 1
+        in_slot = slot.memory[piece.slot :][: further * piece.slot_pitch + piece.nbytes]
+        in_arena = self._arena.bytes_at(piece.arena, further * piece.arena_pitch + piece.nbytes)
+        if not further:
+            return in_slot, in_arena
+        shape = (piece.rows, piece.nbytes)
+        return (
+            in_slot.as_strided(shape, (piece.slot_pitch, 1)),
+            in_arena.as_strided(shape, (piece.arena_pitch, 1)),
+        )
 
 
 class ManagedTransfer:

@@ -102,8 +102,9 @@ class Engine:
         return StateSource(self._device, self.arena, home, self._paging)
 
     def forget_plan(self) -> None:
-        """Drop prepared views: state tensors were replaced."""
+        """Drop prepared views, of state tensors that were replaced or for another set of them."""
         self._plan = None
+        self._pipeline.forget_plan()
 
     def settle(self) -> None:
         """Block the host until state in the arena is complete."""
@@ -146,11 +147,9 @@ class Engine:
     ) -> tuple[StepPlan, Plan]:
         parameters = [active.parameter for active in actives]
         mode = self._mode_for(homes, several_devices)
-        if self._plan is not None:
-            plan, moves, made_for = self._plan
-            if made_for == mode and plan.is_for(parameters):
-                return plan, moves
-        self._plan = None
+        if self._plan is not None and self._plan[2] == mode and self._plan[0].is_for(parameters):
+            return self._plan[:2]
+        self.forget_plan()
         self.mode = mode
         plan, moves = self._build(actives, homes, mode)
         self._plan = plan, moves, mode

@@ -65,9 +65,9 @@ class PagedOptimizer(BitsandbytesOptimizer):
 
     # --- the step -----------------------------------------------------------------------------
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient, as bitsandbytes does.
 
         When it returns, parameters and state are complete for any stream (with
@@ -134,7 +134,11 @@ class PagedOptimizer(BitsandbytesOptimizer):
                     f"{parameter.device} now. Move the model before making the optimizer, or save "
                     f"state_dict(), make a new optimizer and load it. Nothing was updated."
                 )
-            elif not state or state.get("state1") is not home.tensors[0]:
+            elif (
+                not state
+                or state.get("state1") is not home.tensors[0]
+                or state.get("state2") is not (home.tensors[1] if len(home.tensors) > 1 else None)
+            ):
                 raise RuntimeError(
                     f"the state of {_name(active)} was replaced in optimizer.state; change it in "
                     f"place, or load it with load_state_dict(). Nothing was updated."
@@ -157,7 +161,10 @@ class PagedOptimizer(BitsandbytesOptimizer):
 
     def _make_state(self, new: Sequence[Active]) -> None:
         """Decide routes, take memory, and let bitsandbytes initialize the state; all or nothing."""
-        unique = list({active.parameter: active for active in reversed(new)}.values())[::-1]
+        first: dict[torch.Tensor, Active] = {}
+        for active in new:
+            first.setdefault(active.parameter, active)
+        unique = list(first.values())
         if not unique:
             return
         homes = self._choose_homes(
@@ -219,11 +226,12 @@ class PagedOptimizer(BitsandbytesOptimizer):
         return Candidate(parameter, shape, limited)
 
     def _pageable_bytes(self) -> int:
-        return sum(
-            self._candidate(parameter, gindex, pindex).shape.nbytes
+        sizes = {
+            parameter: self._candidate(parameter, gindex, pindex).shape.nbytes
             for gindex, pindex, parameter in self._listed()
             if parameter.requires_grad and parameter.numel() >= PAGED_NUMEL
-        )
+        }
+        return sum(sizes.values())
 
     def _listed(self) -> Iterable[tuple[int, int, torch.Tensor]]:
         for gindex, group in enumerate(self.param_groups):
@@ -246,7 +254,8 @@ class PagedOptimizer(BitsandbytesOptimizer):
         """bitsandbytes asks here for a zeroed state tensor shaped like `p`."""
         if self._source is not None:
             return self._source.tensor(tuple(p.shape), dtype)
-        return torch.zeros_like(p, dtype=dtype, device=p.device)
+        # Contiguous whatever `p` is, which will be, too, when the kernel runs over their bytes.
+        return torch.zeros(p.shape, dtype=dtype, device=p.device)
 
     def _get_state_double_buffer(
         self, p: torch.Tensor, dtype: torch.dtype = torch.float32

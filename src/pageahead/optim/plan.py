@@ -21,10 +21,12 @@ SLOTS = 4
 LINK_BYTES_PER_SECOND = 50e9
 """What one direction of a PCIe 5 x16 link carries while the other is busy, too (H200, measured)."""
 
-CHUNK_OVERHEAD_SECONDS = 10e-6
-"""What a chunk costs beside its bytes: two copies' start-up and the events between them."""
+CHUNK_OVERHEAD_SECONDS = 6e-6
+"""What a chunk costs the link beside its bytes: the start-up of a copy and an event (H200)."""
 
-SMALLEST_CHUNK = 1 << 20
+SMALLEST_CHUNK = 4 << 20
+"""Bytes: below this the host takes longer to launch a chunk than the link to carry it."""
+
 LARGEST_CHUNK = 32 << 20
 WHOLE_PARAMETER_SLACK = 1.5
 """A parameter up to this many chunks large is not cut: one copy is better than four halves."""

@@ -23,6 +23,9 @@ __all__ = ["MAX_LAUNCH", "StateViews", "launch"]
 MAX_LAUNCH = 1 << 30
 """Elements of one launch; bitsandbytes counts them in an int32, AdEMAMix twice as many."""
 
+SIGNED_ZERO = 127
+"""The code of 0.0 in bitsandbytes' signed quantization map; in the unsigned one it is 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class StateViews:
@@ -81,7 +84,8 @@ def _third_moment(name: str, config: Mapping[str, Any], step: int) -> tuple[floa
     """``beta3`` and ``alpha`` of this step; AdEMAMix warms both up. 0 for the other optimizers."""
     if name != "ademamix":
         return 0.0, 0.0
-    beta1, _, beta3 = config["betas"]
+    beta1, _, *third = config["betas"]
+    beta3 = third[0] if third else 0.0
     alpha = config["alpha"]
     if config["t_alpha"]:
         alpha = min(step * alpha / config["t_alpha"], alpha)
@@ -184,7 +188,9 @@ def _update_ademamix_8bit_cuda(
         size = -(-count // BLOCK) * BLOCK
         flat = parameter.detach().view(-1)
         p, g, state2 = (_padded(one, size) for one in (flat, gradient, views.state2))
-        state1 = torch.nn.functional.pad(views.state1.view(2, count), (0, size - count))
+        state1 = torch.nn.functional.pad(
+            views.state1.view(2, count), (0, size - count), value=SIGNED_ZERO
+        )
         padded = replace(views, state1=state1, state2=state2, absmax1=absmax1)
         _update_8bit("ademamix", g, p, padded, config, step, beta3, alpha)
         flat.copy_(p[:count])

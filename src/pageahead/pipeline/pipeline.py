@@ -68,8 +68,8 @@ class Pipeline:
         self._fetch = device.stream(fetch)
         self._write_back = device.stream("write_back")
         self._plan: Plan | None = None
-        self._written: dict[int, Event] = {}  # by chunk of the current plan
         self._last_written: Event | None = None
+        """The write-back stream runs in order: this event stands for every byte written so far."""
         self._start()
 
     def _start(self) -> None:
@@ -79,6 +79,8 @@ class Pipeline:
         self._flights: dict[int, _Flight] = {}
         self._advanced: set[int] = set()
         self._free: deque[Slot] = deque()
+        self._emptied: dict[int, Event] = {}  # by slot
+        self._written: dict[int, Event] = {}  # by chunk
 
     def begin(self, plan: Plan, update: Update) -> None:
         """Open a step: order it after the caller's work and send for the first chunks."""
@@ -87,13 +89,10 @@ class Pipeline:
         self._caller = self._device.caller_stream()
         # caller → compute: gradients are written, parameters are no longer read.
         self._compute.wait(self._caller.record())
-        if plan is not self._plan:
-            if self._last_written is not None:
-                # write-back → fetch, across plans: chunks are cut differently now, and the
-                # write-back stream runs in order, so its last event stands for every byte.
-                self._fetch.wait(self._last_written)
-            self._plan = plan
-            self._written = {}
+        if self._last_written is not None:
+            # write-back → fetch, across steps: every slot is empty and every byte is home.
+            self._fetch.wait(self._last_written)
+        self._plan = plan
         if plan.ring is not None:
             self._free.extend(plan.ring.slots)
         self._fetch_ahead()
@@ -140,7 +139,7 @@ class Pipeline:
                     caller.wait(self._compute.record())
             with suppress(Exception):
                 self._device.drain()
-            self._last_written = None
+            self._last_written = None  # nothing is in flight, and an event may carry the failure
             self._start()
             return
         assert caller is not None
@@ -153,10 +152,15 @@ class Pipeline:
             self.settle()
         self._start()
 
+    def forget_plan(self) -> None:
+        """Let go of the last plan, and so of its slots; the next `begin` brings another."""
+        self._plan = None
+
     def settle(self) -> None:
         """Block the host until every write-back has reached the arena."""
         if self._last_written is not None:
             self._last_written.synchronize()
+            self._last_written = None
 
     def _fetch_ahead(self) -> None:
         plan = self._plan
@@ -172,14 +176,14 @@ class Pipeline:
     def _send_for(self, chunk: Chunk, plan: Plan) -> _Flight:
         stream = self._fetch if plan.depth else self._compute
         slot = self._free.popleft() if plan.transfer.copies else None
-        if slot is not None and slot.emptied is not None:
+        emptied = None if slot is None else self._emptied.get(slot.index)
+        if emptied is not None:
             # write-back → fetch, same slot: what it held has left it.
-            stream.wait(slot.emptied)
-        for index in (chunk.index, chunk.after):
-            written = self._written.get(index) if index is not None else None
-            if written is not None:
-                # write-back → fetch, same bytes: the last step's, or an earlier chunk's.
-                stream.wait(written)
+            stream.wait(emptied)
+        written = None if chunk.after is None else self._written.get(chunk.after)
+        if written is not None:
+            # write-back → fetch, same bytes: a parameter listed twice is home again.
+            stream.wait(written)
         plan.transfer.fetch(chunk, slot, stream=stream)
         return _Flight(slot, stream.record())
 
@@ -190,5 +194,5 @@ class Pipeline:
         self._write_back.wait(self._compute.record())
         plan.transfer.write_back(chunk, slot, stream=self._write_back)
         written = self._write_back.record()
-        slot.emptied = self._written[chunk.index] = self._last_written = written
+        self._emptied[slot.index] = self._written[chunk.index] = self._last_written = written
         self._free.append(slot)
