@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -219,3 +222,22 @@ def test_one_device_per_process() -> None:
 def test_other_device_types_are_refused() -> None:
     with pytest.raises(ValueError, match=r"this one is on meta\. Use bitsandbytes' own optimizer"):
         device_for(torch.device("meta"))
+
+
+@pytest.mark.timeout(60)
+def test_a_finalizer_may_drain_in_the_middle_of_a_wait(device: CpuDevice) -> None:
+    """The garbage collector runs finalizers at any line, those of a wait included."""
+
+    def finalizer(frame: FrameType, event: str, argument: object) -> Any:
+        device.drain()
+        return finalizer
+
+    stream = device.stream("fetch")
+    stream.launch(lambda: time.sleep(0.1))
+    slow = stream.record()
+    before = sys.gettrace()
+    sys.settrace(finalizer)
+    try:
+        slow.synchronize()
+    finally:
+        sys.settrace(before)

@@ -63,7 +63,7 @@ def test_a_step_returns_before_its_state_is_home() -> None:
     train(optimizer, range(1))
     unfinished = optimizer._engines[CPU]._pipeline._last_written
     assert unfinished is not None
-    assert not unfinished._done.is_set()  # type: ignore[attr-defined]
+    assert not unfinished._done  # type: ignore[attr-defined]
     cpu_device().drain()
 
 

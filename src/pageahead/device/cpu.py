@@ -22,20 +22,30 @@ __all__ = ["CpuDevice", "CpuEvent", "HostStream", "WorkerStream"]
 
 
 class CpuEvent:
-    """Done once everything before it in its stream has run; carries that stream's failure."""
+    """Done once everything before it in its stream has run; carries that stream's failure.
 
-    __slots__ = ("_done", "_failure", "_recorded")
+    Waiting holds no lock that the worker needs. With `threading.Event` it would: a finalizer that
+    the garbage collector runs in the middle of its `wait`, and that waits for the same worker,
+    would never return.
+    """
+
+    __slots__ = ("_done", "_failure", "_recorded", "_waiters")
 
     def __init__(self) -> None:
-        self._done = threading.Event()
+        self._done = False
         self._failure: BaseException | None = None
         self._recorded = False
+        self._waiters: list[threading.Lock] = []
 
     def synchronize(self) -> None:
         """Block until done. Raises the error of an operation before it that failed."""
         if not self._recorded:
             raise EventNotRecordedError
-        self._done.wait()
+        gate = threading.Lock()
+        gate.acquire()
+        self._waiters.append(gate)  # before the look at `_done`: `_complete` sees one or the other
+        if not self._done:
+            gate.acquire()
         if self._failure is not None:
             raise self._failure
 
@@ -45,7 +55,9 @@ class CpuEvent:
 
     def _complete(self, failure: BaseException | None = None) -> None:
         self._failure = failure
-        self._done.set()
+        self._done = True
+        while self._waiters:
+            self._waiters.pop().release()
 
 
 class WorkerStream:
