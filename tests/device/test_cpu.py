@@ -227,17 +227,20 @@ def test_other_device_types_are_refused() -> None:
 @pytest.mark.timeout(60)
 def test_a_finalizer_may_drain_in_the_middle_of_a_wait(device: CpuDevice) -> None:
     """The garbage collector runs finalizers at any line, those of a wait included."""
-
-    def finalizer(frame: FrameType, event: str, argument: object) -> Any:
-        device.drain()
-        return finalizer
-
     stream = device.stream("fetch")
-    stream.launch(lambda: time.sleep(0.1))
-    slow = stream.record()
     before = sys.gettrace()
-    sys.settrace(finalizer)
-    try:
-        slow.synchronize()
-    finally:
-        sys.settrace(before)
+    for line in range(30):
+        lines = iter(range(1000))
+
+        def finalizer(frame: FrameType, event: str, argument: object) -> Any:
+            if next(lines) == line:  # noqa: B023
+                device.drain()
+            return finalizer  # noqa: B023
+
+        stream.launch(lambda: time.sleep(0.01))
+        slow = stream.record()
+        sys.settrace(finalizer)
+        try:
+            slow.synchronize()
+        finally:
+            sys.settrace(before)

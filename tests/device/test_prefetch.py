@@ -37,7 +37,12 @@ class Runtime12:
         self.status = status
 
     def cudaMemPrefetchAsync(  # noqa: N802
-        self, devPtr: int, count: int, dstDevice: int, stream: int, /  # noqa: N803
+        self,
+        devPtr: int,
+        count: int,
+        dstDevice: int,
+        stream: int,
+        /,  # noqa: N803
     ) -> tuple[Status]:
         assert all(type(one) is int for one in (devPtr, count, dstDevice, stream))
         self.calls.append((devPtr, count, dstDevice, stream))
@@ -55,7 +60,13 @@ class Runtime13:
         self.status = status
 
     def cudaMemPrefetchAsync(  # noqa: N802
-        self, devPtr: int, count: int, location: Location, flags: int, stream: int, /  # noqa: N803
+        self,
+        devPtr: int,
+        count: int,
+        location: Location,
+        flags: int,
+        stream: int,
+        /,  # noqa: N803
     ) -> tuple[Status]:
         assert isinstance(location, Location)
         assert all(type(one) is int for one in (devPtr, count, flags, stream))
