@@ -138,9 +138,7 @@ class LazyDevice:
     def computing(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def copy(
-        self, destination: torch.Tensor, source: torch.Tensor, *, stream: LazyStream
-    ) -> None:
+    def copy(self, destination: torch.Tensor, source: torch.Tensor, *, stream: LazyStream) -> None:
         what = f"copies {self._label(source)} to {self._label(destination)}"
         stream.launch(lambda: destination.copy_(source), what)
 

@@ -235,7 +235,7 @@ def test_a_finalizer_may_drain_in_the_middle_of_a_wait(device: CpuDevice) -> Non
         def finalizer(frame: FrameType, event: str, argument: object) -> Any:
             if next(lines) == line:  # noqa: B023
                 device.drain()
-            return finalizer  # noqa: B023
+            return finalizer
 
         stream.launch(lambda: time.sleep(0.01))
         slow = stream.record()

@@ -14,13 +14,13 @@ ADDRESS, NBYTES, DEVICE, STREAM = 0x7F00_0000_0000, 4096, 3, 0x1234
 
 
 class Status(enum.IntEnum):
-    cudaSuccess = 0  # noqa: N815 (CUDA's names)
-    cudaErrorInvalidValue = 1  # noqa: N815
+    cudaSuccess = 0
+    cudaErrorInvalidValue = 1
 
 
 class LocationType(enum.IntEnum):
-    cudaMemLocationTypeDevice = 1  # noqa: N815
-    cudaMemLocationTypeHost = 2  # noqa: N815
+    cudaMemLocationTypeDevice = 1
+    cudaMemLocationTypeHost = 2
 
 
 class Location:
@@ -36,13 +36,13 @@ class Runtime12:
         self.calls: list[tuple[Any, ...]] = []
         self.status = status
 
-    def cudaMemPrefetchAsync(  # noqa: N802
+    def cudaMemPrefetchAsync(
         self,
         devPtr: int,
         count: int,
         dstDevice: int,
         stream: int,
-        /,  # noqa: N803
+        /,
     ) -> tuple[Status]:
         assert all(type(one) is int for one in (devPtr, count, dstDevice, stream))
         self.calls.append((devPtr, count, dstDevice, stream))
@@ -52,21 +52,21 @@ class Runtime12:
 class Runtime13:
     """Takes exactly what cuda-bindings 13 takes."""
 
-    cudaMemLocation = Location  # noqa: N815
-    cudaMemLocationType = LocationType  # noqa: N815
+    cudaMemLocation = Location
+    cudaMemLocationType = LocationType
 
     def __init__(self, status: Status = Status.cudaSuccess) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.status = status
 
-    def cudaMemPrefetchAsync(  # noqa: N802
+    def cudaMemPrefetchAsync(
         self,
         devPtr: int,
         count: int,
         location: Location,
         flags: int,
         stream: int,
-        /,  # noqa: N803
+        /,
     ) -> tuple[Status]:
         assert isinstance(location, Location)
         assert all(type(one) is int for one in (devPtr, count, flags, stream))

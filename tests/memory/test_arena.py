@@ -216,9 +216,7 @@ def vm_flags(address: int) -> list[str]:
     raise AssertionError(f"nothing is mapped at {address:#x}")
 
 
-def test_a_forked_child_leaves_memory_and_locks_alone(
-    arena: Arena, device: PinningDevice
-) -> None:
+def test_a_forked_child_leaves_memory_and_locks_alone(arena: Arena, device: PinningDevice) -> None:
     arena.grow(4096)
     pid = os.fork()
     if pid == 0:

@@ -44,7 +44,7 @@ def cgroups(tmp_path: Path) -> Cgroups:
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with 10 GiB available, without cgroups and other ranks."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10 * GIB))
-    monkeypatch.setattr(host, "_cgroup_bytes_left", lambda: [])
+    monkeypatch.setattr(host, "_cgroup_bytes_left", list)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
 
 

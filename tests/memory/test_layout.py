@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -106,7 +107,7 @@ def test_pieces_carry_the_bytes_that_slices_name(step: Step) -> None:
 
 def assert_disjoint(ranges: Sequence[tuple[int, int]]) -> None:
     ordered = sorted(ranges)
-    for (start, nbytes), (following, _) in zip(ordered, ordered[1:], strict=False):
+    for (start, nbytes), (following, _) in itertools.pairwise(ordered):
         assert start + nbytes <= following
 
 
@@ -137,7 +138,7 @@ def test_chunks_stay_within_the_limit_and_pieces_within_the_chunk(step: Step) ->
     for chunk in step.cut():
         assert chunk.nbytes <= step.limit
         for row in rows_of(chunk):
-            assert 0 <= row.slot
+            assert row.slot >= 0
             assert row.nbytes > 0
             assert row.slot + row.nbytes <= chunk.nbytes
         for part in chunk.slices:
@@ -173,7 +174,7 @@ def test_parameters_share_a_chunk_as_long_as_it_is_below_the_target(
 ) -> None:
     items = [Item(identity, shape, 0) for identity, shape in enumerate(found)]
     chunks = cut(items, target=target, limit=10 * target)
-    for one, other in zip(chunks, chunks[1:], strict=False):
+    for one, other in itertools.pairwise(chunks):
         following = items[other.slices[0].item].state
         whole = pack(following, following.numel)[1]
         assert one.nbytes + whole > target or whole > 10 * target

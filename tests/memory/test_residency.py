@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +37,7 @@ def test_equal_sizes_are_spread_evenly_and_use_the_whole_budget(
     fit = data.draw(st.integers(1, count))
     chosen = sorted(spread([size] * count, fit * size))
     assert len(chosen) == fit
-    gaps = [other - one for one, other in zip(chosen, chosen[1:], strict=False)]
+    gaps = [other - one for one, other in itertools.pairwise(chosen)]
     assert max(gaps, default=0) - min(gaps, default=0) <= 1
 
 

@@ -50,9 +50,7 @@ def optimizer(request: pytest.FixtureRequest, paging: Paging) -> PagedOptimizer:
     return made
 
 
-def refuses(
-    optimizer: PagedOptimizer, error: type[Exception], *says: str
-) -> Exception:
+def refuses(optimizer: PagedOptimizer, error: type[Exception], *says: str) -> Exception:
     """Assert that `step` raises `error`, whose message has every part of `says`."""
     snapshot = Snapshot(optimizer)
     with pytest.raises(error) as caught:
@@ -123,9 +121,7 @@ BAD_GRADIENTS: dict[str, tuple[Callable[[torch.Tensor], None], type[Exception], 
 
 @pytest.mark.parametrize("case", BAD_GRADIENTS)
 @pytest.mark.parametrize("position", [0, 2])
-def test_gradient_that_cannot_be_used(
-    case: str, position: int, optimizer: PagedOptimizer
-) -> None:
+def test_gradient_that_cannot_be_used(case: str, position: int, optimizer: PagedOptimizer) -> None:
     spoil, error, says = BAD_GRADIENTS[case]
     parameter = unique_parameters(optimizer)[position]
     good, gradient = parameter.data, parameter.grad
@@ -275,9 +271,7 @@ def test_too_little_managed_memory(strategy: str, monkeypatch: pytest.MonkeyPatc
     real = CpuDevice.managed
     allocated: list[int] = []
 
-    def managed(
-        self: CpuDevice, nbytes: int, *, allow_oversubscription: bool
-    ) -> torch.Tensor:
+    def managed(self: CpuDevice, nbytes: int, *, allow_oversubscription: bool) -> torch.Tensor:
         if len(allocated) == 3 and not allow_oversubscription:
             raise MemoryError("oversubscribing a GPU can hang it")
         allocated.append(nbytes)
@@ -297,9 +291,7 @@ def test_oversubscription_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) 
     asked: list[bool] = []
     real = CpuDevice.managed
 
-    def managed(
-        self: CpuDevice, nbytes: int, *, allow_oversubscription: bool
-    ) -> torch.Tensor:
+    def managed(self: CpuDevice, nbytes: int, *, allow_oversubscription: bool) -> torch.Tensor:
         asked.append(allow_oversubscription)
         return real(self, nbytes, allow_oversubscription=allow_oversubscription)
 
@@ -369,9 +361,7 @@ def test_width_that_does_not_exist(paging: Paging) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["lookahead", "sequential"])
-def test_managed_ademamix_beyond_an_int32(
-    strategy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_managed_ademamix_beyond_an_int32(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "MAX_LAUNCH", 110_000)
     optimizer = ours("PagedAdEMAMix", parameters(*SHAPES), paging=Paging(strategy=strategy))
     set_gradients(unique_parameters(optimizer), 0)

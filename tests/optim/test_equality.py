@@ -84,9 +84,7 @@ def test_every_class_equals_legacy(name: str, dtype: torch.dtype) -> None:
     seed=st.integers(0, 1_000),
 )
 @settings(max_examples=20, deadline=None)
-def test_random_sizes_equal_legacy(
-    name: str, sizes: list[int], strategy: str, seed: int
-) -> None:
+def test_random_sizes_equal_legacy(name: str, sizes: list[int], strategy: str, seed: int) -> None:
     expected = legacy(name, make_parameters(*sizes, seed=seed))
     mine = ours(
         name, make_parameters(*sizes, seed=seed), paging=Paging(strategy=strategy, staging=MIB)
@@ -136,9 +134,7 @@ def test_ademamix_warms_up(name: str, schedules: dict[str, int]) -> None:
     )
     same_moments = torch.equal(one, other)
     assert same_moments == ("t_beta3" not in schedules)
-    assert not torch.equal(
-        mine.param_groups[0]["params"][0], constant.param_groups[0]["params"][0]
-    )
+    assert not torch.equal(mine.param_groups[0]["params"][0], constant.param_groups[0]["params"][0])
 
 
 def test_paged_ademamix_32bit_equals_ademamix_of_32_bits() -> None:

@@ -59,9 +59,7 @@ def test_is_frozen_and_takes_keywords_only() -> None:
         ("allow_oversubscription", 1, TypeError, "True or False, not 1"),
     ],
 )
-def test_invalid_values(
-    field: str, value: object, error: type[Exception], message: str
-) -> None:
+def test_invalid_values(field: str, value: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Paging(**{field: value})  # type: ignore[arg-type]
 
@@ -143,7 +141,7 @@ def test_optimizers_read_the_environment_when_they_are_made(
 
 @pytest.mark.parametrize("value", ["streamed", {"strategy": "streamed"}, True])
 def test_optimizers_take_nothing_but_paging(value: object) -> None:
-    with pytest.raises(TypeError, match="paging takes a pageahead.Paging, not"):
+    with pytest.raises(TypeError, match=r"paging takes a pageahead\.Paging, not"):
         ours("PagedAdamW", parameters(10), paging=value)
 
 

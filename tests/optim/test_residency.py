@@ -6,8 +6,18 @@ import pytest
 
 from pageahead import Paging
 from pageahead.optim.paged import PagedOptimizer
-from tests.support import CLASSES, CPU, MIB, STRATEGIES, assert_same_bits, legacy, ours
-from tests.support import parameters, paths, train
+from tests.support import (
+    CLASSES,
+    CPU,
+    MIB,
+    STRATEGIES,
+    assert_same_bits,
+    legacy,
+    ours,
+    parameters,
+    paths,
+    train,
+)
 
 SIZES = (100_000, 120_000, 50, 150_000, 100_000, 110_000, 200_000)
 LARGE = sum(size for size in SIZES if size >= 100_000)

@@ -1,4 +1,4 @@
-"""What training scripts do between steps: schedules, closures, groups, odd parameters, overrides."""
+"""What training scripts do between steps: schedules, closures, groups, odd parameters."""
 
 from __future__ import annotations
 
@@ -348,9 +348,7 @@ def test_module_overrides_are_applied_at_the_first_step(
 
 def test_a_model_learns() -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1)
-    )
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1))
     optimizer = ours("PagedAdamW8bit", model.parameters(), lr=1e-3, paging=TINY_RING)
     data = torch.randn(64, 256)
     target = data[:, :1].sin()

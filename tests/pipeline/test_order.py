@@ -34,9 +34,7 @@ def streamed(device: LazyDevice, listed: Sequence[int], *, slots: int) -> Plan:
     items = [Item(number, SHAPE, number * CHUNK) for number in listed]
     arena = NamedArena(device, max(listed) + 1)
     transfer = StreamedTransfer(device, arena)  # type: ignore[arg-type]
-    return Plan(
-        cut(items, target=CHUNK, limit=CHUNK), transfer, Ring(device, slots, CHUNK), slots
-    )
+    return Plan(cut(items, target=CHUNK, limit=CHUNK), transfer, Ring(device, slots, CHUNK), slots)
 
 
 def managed(device: LazyDevice, count: int, *, depth: int) -> Plan:
@@ -206,7 +204,8 @@ def test_resident_items_move_nothing() -> None:
     device = LazyDevice(0)
     chunks = cut([Item(0, SHAPE), Item(1, SHAPE)], target=CHUNK, limit=CHUNK)
     transfer = StreamedTransfer(device, NamedArena(device, 1))  # type: ignore[arg-type]
-    log = run(device, Pipeline(device, fetch="fetch", overlap=False), Plan(chunks, transfer, None, 1))
+    plan = Plan(chunks, transfer, None, 1)
+    log = run(device, Pipeline(device, fetch="fetch", overlap=False), plan)
     assert log == [
         "caller: records 1",
         "compute: waits for caller 1",

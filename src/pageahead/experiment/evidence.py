@@ -1,0 +1,236 @@
+"""What a run leaves behind: JSON lines, each validated when written and when read.
+
+A run is one `Environment` record and then, cell by cell, a `CellRecord`, or a `FailedRecord` or
+`LeftOutRecord` that says why there is none. Every timing is kept; `Spread` and `Ratio` are what
+`summary` makes of the wall times.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from pageahead.experiment.protocol import Protocol, Sample
+from pageahead.experiment.summary import Ratio, Spread
+
+__all__ = [
+    "CandidateRecord",
+    "CellRecord",
+    "Comparison",
+    "Environment",
+    "EvidenceError",
+    "FailedRecord",
+    "Gpu",
+    "LeftOutRecord",
+    "LegacyRecord",
+    "LinkRecord",
+    "PathSummary",
+    "Record",
+    "Timings",
+    "append",
+    "read",
+]
+
+
+class EvidenceError(ValueError):
+    """A line of an evidence file is no valid record; the message has its number."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LinkRecord(_Model):
+    """Bandwidth of page-locked copies in GB/s (1e9 bytes), one figure per sample."""
+
+    to_device: list[float]
+    to_host: list[float]
+    duplex: list[float]
+    """Each way, with both directions busy."""
+
+    @property
+    def duplex_median(self) -> float:
+        return median(self.duplex)
+
+
+class Gpu(_Model):
+    """Which GPU, and what drives it."""
+
+    name: str
+    compute_capability: str
+    memory_bytes: int
+    driver: str | None
+    cuda_runtime: str
+
+
+class Environment(_Model):
+    """One run: when, with what, on what."""
+
+    kind: Literal["environment"] = "environment"
+    version: Literal[1] = 1
+    run: str
+    """UTC time of the start, ISO 8601; the run's cell records carry it too."""
+    argv: list[str]
+    device: Literal["cpu", "cuda"]
+    gpu: Gpu | None
+    library: str
+    """File name of the native library that bitsandbytes loaded."""
+    torch: str
+    bitsandbytes: str
+    pageahead: str
+    python: str
+    platform: str
+    cpu_count: int
+    """CPUs this process may use."""
+    commit: str | None
+    dirty: bool | None
+    """Whether the package's files differed from `commit`; None where there was no repository."""
+    source_sha256: str
+    """Over the package's own Python files, so that a run is tied to its code without git too."""
+    link: LinkRecord | None
+
+
+class Timings(_Model):
+    """Milliseconds, a list per round, in the order taken. See `protocol.Sample`."""
+
+    wall_ms: list[list[float]]
+    event_ms: list[list[float]] | None
+    settle_ms: list[list[float]]
+
+    @classmethod
+    def of(cls, rounds: list[list[Sample]]) -> Timings:
+        """Collect one optimizer's samples, to a tenth of a microsecond."""
+        events = [
+            [round(sample.event_ms, 4) for sample in one if sample.event_ms is not None]
+            for one in rounds
+        ]
+        return cls(
+            wall_ms=[[round(sample.wall_ms, 4) for sample in one] for one in rounds],
+            event_ms=events if any(events) else None,
+            settle_ms=[[round(sample.settle_ms, 4) for sample in one] for one in rounds],
+        )
+
+
+class Comparison(_Model):
+    """The bitwise comparison with legacy after the last step."""
+
+    tensors: int
+    nbytes: int
+    differences: int
+    examples: list[str]
+
+    @property
+    def equal(self) -> bool:
+        return self.differences == 0
+
+
+class PathSummary(_Model):
+    """The parameters that took one path."""
+
+    parameters: int
+    state_bytes: int
+    reasons: list[str]
+
+
+class LegacyRecord(_Model):
+    """bitsandbytes' own optimizer in a cell."""
+
+    optimizer_class: str
+    wall: Spread
+    timings: Timings
+    managed_bytes: int
+    freed_bytes: int
+    """Managed memory given back at the end, which bitsandbytes itself never does."""
+
+
+class CandidateRecord(_Model):
+    """One of our strategies in a cell."""
+
+    strategy: str
+    optimizer_class: str
+    paging: str
+    wall: Spread
+    ratio: Ratio
+    timings: Timings
+    managed_bytes: int
+    routes: dict[str, PathSummary]
+    comparison: Comparison
+
+
+class CellRecord(_Model):
+    """One cell, measured in one process."""
+
+    kind: Literal["cell"] = "cell"
+    run: str
+    cell: str
+    optimizer: str
+    layout: str
+    device: Literal["cpu", "cuda"]
+    device_name: str
+    library: str
+    parameters: int
+    elements: int
+    state_bytes: int
+    """Of ``state1`` and ``state2`` of the parameters that are paged."""
+    cpu_divisor: int
+    """By how much large parameters were made smaller; 1 on a GPU."""
+    protocol: Protocol
+    seed: int
+    gradient_sets: int
+    legacy: LegacyRecord
+    candidates: list[CandidateRecord]
+    link: LinkRecord | None
+    """Measured before and after the timed rounds, in their process."""
+
+
+class FailedRecord(_Model):
+    """A cell whose process failed."""
+
+    kind: Literal["failed"] = "failed"
+    run: str
+    cell: str
+    strategies: list[str]
+    reason: str
+
+
+class LeftOutRecord(_Model):
+    """A strategy that was asked for and not measured in a cell."""
+
+    kind: Literal["left_out"] = "left_out"
+    run: str
+    cell: str
+    strategy: str
+    reason: str
+
+
+Record = Environment | CellRecord | FailedRecord | LeftOutRecord
+_adapter: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
+
+
+def append(path: Path, record: Record) -> None:
+    """Add one line to the file at `path`, which is made if need be."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(record.model_dump_json() + "\n")
+
+
+def read(path: Path) -> list[Record]:
+    """Return the records of a file.
+
+    Raises:
+        EvidenceError: a line is no record; the message says which and why.
+    """
+    records = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                records.append(_adapter.validate_json(line))
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                where = ".".join(str(part) for part in first["loc"])
+                raise EvidenceError(
+                    f"{path.name}, line {number}: {first['msg']}{f' ({where})' if where else ''}"
+                ) from None
+    return records

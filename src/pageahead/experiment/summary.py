@@ -1,0 +1,58 @@
+"""From raw timings to the figures of the table: pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+__all__ = ["Ratio", "Rounds", "Spread", "gigabytes_per_second", "ratio", "spread"]
+
+#: Milliseconds: a list of repetitions for each round.
+Rounds = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, 10th and 90th percentile over all repetitions of all rounds, in milliseconds."""
+
+    median: float
+    p10: float
+    p90: float
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Legacy over candidate: above 1 the candidate is faster.
+
+    Attributes:
+        overall: ratio of the medians over all rounds.
+        lowest, highest: range of the ratios of medians, round by round.
+    """
+
+    overall: float
+    lowest: float
+    highest: float
+
+
+def spread(rounds: Rounds) -> Spread:
+    """Summarize one optimizer's timings. Percentiles interpolate between neighbours."""
+    values = [value for one in rounds for value in one]
+    p10, p90 = (float(value) for value in np.percentile(values, [10, 90]))
+    return Spread(median(values), p10, p90)
+
+
+def ratio(legacy: Rounds, candidate: Rounds) -> Ratio:
+    """Compare timings taken round by round beside each other."""
+    by_round = [
+        median(theirs) / median(ours) for theirs, ours in zip(legacy, candidate, strict=True)
+    ]
+    overall = spread(legacy).median / spread(candidate).median
+    return Ratio(overall, min(by_round), max(by_round))
+
+
+def gigabytes_per_second(nbytes: int, milliseconds: float) -> float:
+    """Bytes over time, in units of 1e9 bytes per second."""
+    return nbytes / (milliseconds * 1e6)

@@ -1,0 +1,69 @@
+"""A process of its own for one request: ``python -m pageahead.experiment.worker FD REQUEST``.
+
+Answers go as JSON lines to the file descriptor FD, so that whatever else prints to the standard
+streams (bitsandbytes does, and ends the process on a CUDA error) cannot get between them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import TextIO
+
+from pageahead.experiment.arms import RouteError
+from pageahead.experiment.environment import describe
+from pageahead.experiment.evidence import CellRecord, Environment
+from pageahead.experiment.identity import IdentityError, identify, scrub
+from pageahead.experiment.link import measure_link
+from pageahead.experiment.measure import ManagedMemoryError, measure_cell
+from pageahead.experiment.messages import (
+    CellRequest,
+    Failure,
+    ProbeRequest,
+    Progress,
+    Reply,
+    requests,
+)
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str]) -> int:
+    """Answer one request; returns the exit status."""
+    descriptor, text = arguments
+    with os.fdopen(int(descriptor), "w", encoding="utf-8") as channel:
+        try:
+            _send(channel, _answer(requests.validate_json(text), channel))
+        except Exception as error:
+            _send(channel, Failure(reason=scrub(_reason(error))))
+            return 1
+    return 0
+
+
+def _answer(request: ProbeRequest | CellRequest, channel: TextIO) -> Environment | CellRecord:
+    if isinstance(request, CellRequest):
+        return measure_cell(
+            request, lambda phase, steps: _send(channel, Progress(phase=phase, steps=steps))
+        )
+    identity = identify(request.device)
+    link = measure_link(identity.device) if identity.type == "cuda" else None
+    return describe(identity, run=request.run, argv=request.argv, link=link)
+
+
+def _reason(error: Exception) -> str:
+    """One line; where the error is not ours and speaks for itself, with where it was raised."""
+    if isinstance(error, (IdentityError, ManagedMemoryError, RouteError)):
+        return str(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{place.filename}:{place.lineno}"
+    return f"{type(error).__name__} in {where}: {error}"
+
+
+def _send(channel: TextIO, reply: Reply) -> None:
+    channel.write(reply.model_dump_json() + "\n")
+    channel.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,51 @@
+"""The harness on a real GPU: identity, link, managed memory that comes home and is given back."""
+
+from __future__ import annotations
+
+import torch
+from bitsandbytes.functional import GlobalPageManager
+
+from pageahead.experiment.cells import CELLS
+from pageahead.experiment.environment import describe
+from pageahead.experiment.identity import identify
+from pageahead.experiment.link import measure_link
+from pageahead.experiment.measure import measure_cell
+from pageahead.experiment.messages import CellRequest
+from pageahead.experiment.protocol import Protocol
+
+
+def test_the_machine_is_identified() -> None:
+    identity = identify("auto")
+    assert identity.type == "cuda"
+    assert identity.library.startswith("libbitsandbytes_cuda")
+    environment = describe(identity, run="now", argv=[], link=None)
+    assert environment.gpu is not None
+    assert environment.gpu.driver
+
+
+def test_the_link_has_a_bandwidth_in_each_direction() -> None:
+    link = measure_link(torch.device("cuda", torch.cuda.current_device()))
+    for samples in (link.to_device, link.to_host, link.duplex):
+        assert all(sample > 0 for sample in samples)
+    # Both directions at once are no faster than one alone, give or take their spread.
+    assert link.duplex_median < 1.2 * max(link.to_device + link.to_host)
+
+
+def test_a_cell_is_measured_compared_and_cleaned_up() -> None:
+    cell = CELLS["adamw8/mixed"]
+    record = measure_cell(
+        CellRequest(
+            run="now",
+            cell=cell.name,
+            strategies=["streamed", "lookahead"],
+            device="cuda",
+            protocol=Protocol(warmups=2, rounds=2, repetitions=3),
+        ),
+        lambda phase, steps: None,
+    )
+    for candidate in record.candidates:
+        assert candidate.comparison.equal, candidate.comparison.examples
+        assert candidate.timings.event_ms is not None
+    assert record.legacy.freed_bytes == cell.state_bytes("cuda")
+    assert GlobalPageManager.get_instance().paged_tensors == []
+    assert record.link is not None

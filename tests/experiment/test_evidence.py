@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pageahead.experiment.evidence import (
+    EvidenceError,
+    FailedRecord,
+    LeftOutRecord,
+    Timings,
+    append,
+    read,
+)
+from pageahead.experiment.protocol import Sample
+from tests.experiment.support import RUN, cell, environment
+
+
+def test_records_come_back_as_they_were(tmp_path) -> None:
+    path = tmp_path / "run.jsonl"
+    records = [
+        environment(),
+        cell(),
+        cell(device="cpu", strategy="lookahead", differences=1),
+        FailedRecord(run=RUN, cell="a/b", strategies=["streamed"], reason='said "no"\nand died'),
+        LeftOutRecord(run=RUN, cell="a/b", strategy="lookahead", reason="too large"),
+    ]
+    for record in records:
+        append(path, record)
+    assert read(path) == records
+    assert len(path.read_text().splitlines()) == 5
+
+
+def test_two_runs_share_a_file(tmp_path) -> None:
+    path = tmp_path / "run.jsonl"
+    for _ in range(2):
+        append(path, environment())
+    assert len(read(path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "said"),
+    [
+        (lambda line: line[:-20], "Invalid JSON"),
+        (lambda line: "", "Invalid JSON"),
+        (lambda line: line.replace('"kind":"cell"', '"kind":"sell"'), "'sell'"),
+        (lambda line: line.replace('"seed":1', '"seed":"one"'), "integer"),
+        (lambda line: line.replace('"seed":1', '"seed":1,"host":"x"'), "Extra inputs"),
+        (lambda line: json.dumps({"kind": "cell"}), "Field required"),
+    ],
+)
+def test_a_corrupt_line_is_named_by_its_number(tmp_path, corrupt, said) -> None:
+    path = tmp_path / "run.jsonl"
+    append(path, environment())
+    append(path, cell())
+    append(path, cell())
+    lines = path.read_text().splitlines()
+    lines[2] = corrupt(lines[2])
+    path.write_text("\n".join([*lines, ""]))
+    with pytest.raises(EvidenceError, match=rf"run\.jsonl, line 3: .*{said}"):
+        read(path)
+
+
+def test_timings_keep_rounds_apart_and_know_whether_there_were_events() -> None:
+    on_gpu = Timings.of([[Sample(1.00001, 2.0, 0.5)], [Sample(3.0, 4.0, 0.25)]])
+    assert on_gpu.wall_ms == [[1.0], [3.0]]
+    assert on_gpu.event_ms == [[2.0], [4.0]]
+    assert on_gpu.settle_ms == [[0.5], [0.25]]
+    assert Timings.of([[Sample(1.0, None, 0.0)]]).event_ms is None
