@@ -81,15 +81,20 @@ def assert_continues(optimizer: PagedOptimizer, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [KernelError("no kernel"), RuntimeError("CUDA"), KeyboardInterrupt()], ids=repr
+    ("strategy", "write_back", "after", "error"),
+    [
+        *((strategy, "before_return", 3, KernelError("no kernel")) for strategy in STRATEGIES),
+        ("streamed", "before_return", 0, KernelError("no kernel")),
+        ("streamed", "overlap", 3, RuntimeError("CUDA")),
+        ("streamed", "overlap", 0, KeyboardInterrupt()),
+        ("lookahead", "before_return", 0, KeyboardInterrupt()),
+    ],
 )
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("after", [0, 3])
 def test_failing_update(
     strategy: str,
+    write_back: str,
     after: int,
     error: BaseException,
-    write_back: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = "PagedAdamW8bit"

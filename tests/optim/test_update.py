@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pageahead.memory.layout import StateShape
 from pageahead.optim import update
 from pageahead.optim.active import Active
 from pageahead.optim.plan import chunk_bytes
@@ -98,12 +99,21 @@ def test_nothing_is_launched_for_no_elements(monkeypatch: pytest.MonkeyPatch) ->
     assert launched == ["adam"]
 
 
-@pytest.mark.parametrize("total", [10**6, 10**8, 10**10, 10**12])
+@pytest.mark.parametrize("numel", [0, 10**6, 10**8, 10**10])
+@pytest.mark.parametrize("itemsize", [1, 4])
 @pytest.mark.parametrize("staging", [None, MIB, 64 * MIB])
-def test_chunk_sizes_are_within_bounds(total: int, staging: int | None) -> None:
-    target, limit = chunk_bytes(total, staging)
-    assert 0 < target <= limit <= 48 * MIB
+def test_chunk_sizes_are_within_bounds(numel: int, itemsize: int, staging: int | None) -> None:
+    adam = StateShape(numel, ((1, itemsize), (1, itemsize)))
+    target, limit = chunk_bytes([adam], staging)
+    assert 0 < target <= limit <= 53 * MIB
     if staging is not None:
         assert 4 * limit <= staging
-    larger, _ = chunk_bytes(4 * total, staging)
+    larger, _ = chunk_bytes([adam] * 4, staging)
     assert larger >= target
+
+
+def test_the_longer_an_update_takes_the_smaller_a_chunk() -> None:
+    """As many bytes of 8-bit state are four times as many elements to update."""
+    wide, narrow = StateShape(2**25, ((1, 4),)), StateShape(2**27, ((1, 1),))
+    assert wide.nbytes == narrow.nbytes
+    assert chunk_bytes([narrow], None)[0] < chunk_bytes([wide], None)[0]

@@ -173,8 +173,8 @@ class Engine:
             )
             depth = 1 if mode.path == "lookahead" else 0
             return plan, Plan(plan.chunks, transfer, None, depth)
-        total = sum(home.shape.nbytes for home in homes if home.paged)
-        target, limit = chunk_bytes(total, self._paging.staging)
+        moved = [home.shape for home in homes if home.paged]
+        target, limit = chunk_bytes(moved, self._paging.staging)
         plan = StepPlan.build(parameters, homes, states, target=target, limit=limit)
         ring = self._ring_of(plan.slot_bytes)
         depth = SLOTS if ring is not None else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,15 +21,19 @@ SLOTS = 4
 LINK_BYTES_PER_SECOND = 50e9
 """What one direction of a PCIe 5 x16 link carries while the other is busy, too (H200, measured)."""
 
-CHUNK_OVERHEAD_SECONDS = 6e-6
-"""What a chunk costs the link beside its bytes: the start-up of a copy and an event (H200)."""
+UPDATE_SECONDS_PER_ELEMENT = {1: 37e-12, 4: 15e-12}
+"""What AdamW's kernels take per element, by the bytes of one state element (H200, measured)."""
+
+CHUNK_OVERHEAD_SECONDS = 10e-6
+"""What a chunk costs the link beside its bytes: a copy's start-up and its events (H200)."""
 
 SMALLEST_CHUNK = 4 << 20
 """Bytes: below this the host takes longer to launch a chunk than the link to carry it."""
 
 LARGEST_CHUNK = 32 << 20
-WHOLE_PARAMETER_SLACK = 1.5
-"""A parameter up to this many chunks large is not cut: one copy is better than four halves."""
+WHOLE_PARAMETER_SLACK = 1.65
+"""A parameter up to this many chunks large is not cut: a plain copy starts faster than one of rows,
+which moves the size where halves become better from the square root of 2 to about this."""
 
 
 @dataclass(eq=False, slots=True)
@@ -146,14 +150,21 @@ class StepPlan:
             )
 
 
-def chunk_bytes(total: int, staging: int | None) -> tuple[int, int]:
-    """Choose `target` and `limit` for `cut`, in bytes, for a step that moves `total` bytes.
+def chunk_bytes(states: Iterable[StateShape], staging: int | None) -> tuple[int, int]:
+    """Choose `target` and `limit` for `cut`, in bytes, for a step that moves these states.
 
-    A chunk costs a fixed overhead, and the first fetch and the last write-back overlap with
-    nothing; for ``n = total / chunk`` chunks that is ``n * overhead + chunk / bandwidth``, least at
-    ``chunk = sqrt(total * bandwidth * overhead)``.
+    Each chunk costs a fixed overhead, and one chunk's transfer and update overlap with nothing: it
+    cannot go home before all of it has come and been updated. For ``total / chunk`` chunks that is
+    ``total / chunk * overhead + chunk * (1 / bandwidth + update time per byte)``, which is least at
+    the chunk chosen here.
     """
-    best = math.sqrt(total * LINK_BYTES_PER_SECOND * CHUNK_OVERHEAD_SECONDS)
+    total = 0
+    update_seconds = 0.0
+    for state in states:
+        total += state.nbytes
+        update_seconds += state.numel * UPDATE_SECONDS_PER_ELEMENT[state.tensors[0][1]]
+    per_byte = 1 / LINK_BYTES_PER_SECOND + update_seconds / max(total, 1)
+    best = math.sqrt(total * CHUNK_OVERHEAD_SECONDS / per_byte)
     target = int(min(max(best, SMALLEST_CHUNK), LARGEST_CHUNK))
     limit = int(target * WHOLE_PARAMETER_SLACK)
     if staging is not None:

@@ -199,7 +199,7 @@ def _run(
     make = getattr(bitsandbytes.optim, kind)
     run = Run(problem, form, lambda groups: make(groups, **arguments, **problem.arguments()))
     images: dict[int, list[Image]] = {}
-    with overridden(problem.case, run.parameters), _freed(run.optimizer) as freed:
+    with overridden(problem.case, run.parameters), _freed(run.optimizer, problem.device) as freed:
         for step in range(problem.case.steps):
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="Paged optimizers are not supported")
@@ -211,14 +211,14 @@ def _run(
 
 
 @contextmanager
-def _freed(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, int]]:
+def _freed(optimizer: torch.optim.Optimizer, device: torch.device) -> Iterator[dict[str, int]]:
     """Give back a bitsandbytes optimizer's managed memory at the end, and say how much it was."""
     freed: dict[str, int] = {}
     try:
         yield freed
     finally:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         freed["bytes"] = free_managed_state(optimizer)
 
 

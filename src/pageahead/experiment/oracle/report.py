@@ -16,6 +16,7 @@ from pageahead.experiment.oracle.records import (
     FailureRecord,
     Record,
 )
+from pageahead.experiment.table import amount
 
 __all__ = ["SHOWN_FAILURES", "describe", "notes", "table"]
 
@@ -87,15 +88,17 @@ def _devices(cells: Sequence[CellRecord]) -> str:
 
 
 def _compared(cells: Sequence[CellRecord]) -> str:
-    steps = [cell.steps for cell in cells]
-    if not steps:
-        return "none was compared"
+    if not cells:
+        return "none was compared to its end"
+    steps = sorted({cell.steps for cell in cells})
+    counts = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else str(steps[0])
+    taken = sum(cell.steps for cell in cells)
     after = sum(len(cell.compared_steps) for cell in cells)
     tensors = sum(cell.tensors * len(cell.compared_steps) for cell in cells)
     moved = sum(cell.copied_bytes + cell.prefetched_bytes for cell in cells)
     return (
-        f"{min(steps)} to {max(steps)} steps each, every parameter and all of its state compared "
-        f"after {after:,} of them ({tensors:,} tensors); {moved / 2**30:.1f} GiB moved"
+        f"{counts} steps each, every parameter and all of its state compared after {after:,} of "
+        f"{taken:,} steps, the last ones included ({tensors:,} tensors); {amount(moved)} moved"
     )
 
 
