@@ -167,6 +167,20 @@ def test_after_is_the_last_earlier_chunk_with_the_same_parameter(step: Step) -> 
         assert len(identities) == len(set(identities))  # never twice in one slot
 
 
+def test_after_counts_every_repeated_parameter_of_a_chunk() -> None:
+    small, large = StateShape(256, ADAM8), StateShape(512, ADAM8)
+    a, b = Item(0, small, 0), Item(1, small, 512)
+    chunks = cut([a, Item(2, large, 1024), b, Item(3, large, 2048), a, b], target=1024, limit=1024)
+    assert [[part.item for part in chunk.slices] for chunk in chunks] == [
+        [0],
+        [1],
+        [2],
+        [3],
+        [4, 5],
+    ]
+    assert [chunk.after for chunk in chunks] == [None, None, None, None, 2]
+
+
 @given(st.lists(shapes, min_size=2, max_size=8), st.integers(8 * 1024, 60_000))
 @settings(max_examples=100, deadline=None)
 def test_parameters_share_a_chunk_as_long_as_it_is_below_the_target(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -150,3 +151,18 @@ def test_every_order_of_transfers_gives_the_same_bits(
             arms.append(optimizer)
         arms[1].state_dict()
         assert_same_bits(arms[1], arms[0])
+
+
+@pytest.mark.parametrize(("strategy", "ahead"), [("lookahead", 1), ("sequential", 0)])
+def test_managed_state_is_prefetched_as_far_ahead_as_promised(strategy: str, ahead: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        device = LazyDevice(0, host_computes=True)
+        patch.setitem(pageahead.device._devices, CPU, device)
+        optimizer = ours("PagedAdamW", parameters(*[100_000] * 4), paging=Paging(strategy=strategy))
+        train(optimizer, range(1))
+    stream = "prefetch" if ahead else "compute"
+    one = [f"{stream}: prefetches memory"] * 2  # state1 and state2
+    _, *log = (line for line in device.log if "prefetches" in line or "compute: waits" in line)
+    arrived = [number for number, line in enumerate(log) if f"waits for {stream}" in line]
+    for first, second in pairwise([-1, *arrived[:4]]):
+        assert log[first + 1 : second] == one

@@ -271,6 +271,61 @@ def test_failed_step_forgets_events_that_carry_the_failure() -> None:
 
 def test_finish_after_a_begin_that_failed() -> None:
     device = LazyDevice(0)
+
+    def caller_stream() -> None:
+        raise UpdateError
+
+    device.caller_stream = caller_stream  # type: ignore[assignment, method-assign]
     pipeline = Pipeline(device, fetch="fetch", overlap=False)
+    plan = streamed(device, [0], slots=1)
+    with pytest.raises(UpdateError):
+        pipeline.begin(plan, lambda chunk, slot: None)
     pipeline.finish(failed=True)
     assert device.log == ["host drains"]
+
+
+def test_primed_chunks_are_fetched_once_and_before_the_callers_stream_is_asked() -> None:
+    device = LazyDevice(0)
+    plan = streamed(device, [0, 1, 2], slots=2)
+    pipeline = Pipeline(device, fetch="fetch", overlap=False)
+    pipeline.prime(plan)
+    primed = [line for line in device.log if "copies" in line]
+    assert primed == ["fetch: copies arena 0 to slot 0", "fetch: copies arena 1 to slot 1"]
+    log = run(device, pipeline, plan)
+    assert log[:2] == ["caller: records 1", "compute: waits for caller 1"]
+    fetched = [line for line in log if line.startswith("fetch: copies")]
+    assert fetched == ["fetch: copies arena 2 to slot 0"]
+
+
+def test_another_plan_than_the_primed_one_starts_anew() -> None:
+    device = LazyDevice(0)
+    pipeline = Pipeline(device, fetch="fetch", overlap=False)
+    primed = streamed(device, [0, 1, 2], slots=2)
+    other = Plan(primed.chunks[1:], primed.transfer, primed.ring, 2)
+    pipeline.prime(primed)
+    log = run(device, pipeline, other)
+    fetched = [line for line in log if line.startswith("fetch: copies")]
+    assert fetched == ["fetch: copies arena 1 to slot 0", "fetch: copies arena 2 to slot 1"]
+
+
+def test_priming_waits_for_overlapped_write_backs() -> None:
+    device = LazyDevice(0)
+    plan = streamed(device, [0, 1, 2], slots=2)
+    pipeline = Pipeline(device, fetch="fetch", overlap=True)
+    run(device, pipeline, plan)
+    before = len(device.log)
+    pipeline.prime(plan)
+    assert device.log[before] == "fetch: waits for write_back 3"
+
+
+def test_abandoning_waits_for_what_was_primed_and_for_nothing_else() -> None:
+    device = LazyDevice(0)
+    plan = streamed(device, [0, 1], slots=2)
+    pipeline = Pipeline(device, fetch="fetch", overlap=False)
+    pipeline.abandon()
+    assert device.log == []
+    pipeline.prime(plan)
+    pipeline.abandon()
+    assert device.log[-1] == "host drains"
+    fetched = [line for line in run(device, pipeline, plan) if line.startswith("fetch: copies")]
+    assert len(fetched) == 2

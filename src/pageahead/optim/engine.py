@@ -110,6 +110,15 @@ class Engine:
         """Block the host until state in the arena is complete."""
         self._pipeline.settle()
 
+    def anticipate(self) -> None:
+        """Send for the first chunks of the last step's plan, which is likely to be the next's."""
+        if self._plan is not None and not self._device.capturing():
+            self._pipeline.prime(self._plan[1])
+
+    def abandon(self) -> None:
+        """Take `anticipate` back: no step follows."""
+        self._pipeline.abandon()
+
     def step(
         self,
         actives: Sequence[Active],
@@ -119,9 +128,9 @@ class Engine:
         several_devices: bool,
     ) -> None:
         """Update every active parameter. After an exception nothing is left in flight."""
-        plan, moves = self._plan_for(actives, homes, several_devices)
         self._actives, self._get_config = actives, get_config
         try:
+            plan, moves = self._plan_for(actives, homes, several_devices)
             self._pipeline.begin(moves, lambda chunk, slot: self._update(plan, chunk, slot))
             with self._device.computing():
                 for chunk in plan.chunks:

@@ -92,6 +92,27 @@ class PagedOptimizer(BitsandbytesOptimizer):
         if not self.initialized:
             self.check_overrides()
             self.initialized = True
+        waiting = dict(self._engines)
+        try:
+            # Chunks start coming in while the host checks and prepares this step.
+            for engine in waiting.values():
+                engine.anticipate()
+            by_device = self._prepare()
+            for device, group in by_device.items():
+                waiting.pop(device, None)
+                self._engine(device).step(
+                    group,
+                    [self._homes[active.parameter] for active in group],
+                    self.get_config,
+                    several_devices=len(by_device) > 1,
+                )
+        finally:
+            for engine in waiting.values():
+                engine.abandon()
+        return loss
+
+    def _prepare(self) -> dict[torch.device, list[Active]]:
+        """Collect and check this step's parameters, and make state for those that have none."""
         actives = collect(self.param_groups)
         self._check_homes(actives)
         self._make_state([active for active in actives if active.parameter not in self._homes])
@@ -100,14 +121,7 @@ class PagedOptimizer(BitsandbytesOptimizer):
         for active in actives:
             active.state = self.state[active.parameter]
             by_device.setdefault(active.parameter.device, []).append(active)
-        for device, group in by_device.items():
-            self._engine(device).step(
-                group,
-                [self._homes[active.parameter] for active in group],
-                self.get_config,
-                several_devices=len(by_device) > 1,
-            )
-        return loss
+        return by_device
 
     def _check_process(self, what: str) -> None:
         if os.getpid() != self._process:

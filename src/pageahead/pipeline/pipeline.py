@@ -68,11 +68,13 @@ class Pipeline:
         self._fetch = device.stream(fetch)
         self._write_back = device.stream("write_back")
         self._plan: Plan | None = None
+        self._open = False  # between `prime` or `begin` and `finish`
         self._last_written: Event | None = None
         """The write-back stream runs in order: this event stands for every byte written so far."""
         self._start()
 
     def _start(self) -> None:
+        self._primed: Plan | None = None
         self._caller: Stream | None = None
         self._update: Update | None = None
         self._next = 0
@@ -82,17 +84,33 @@ class Pipeline:
         self._emptied: dict[int, Event] = {}  # by slot
         self._written: dict[int, Event] = {}  # by chunk
 
-    def begin(self, plan: Plan, update: Update) -> None:
-        """Open a step: order it after the caller's work and send for the first chunks."""
+    def prime(self, plan: Plan) -> None:
+        """Send for the first chunks of a step: they depend on nothing that the caller does.
+
+        Optional: `begin` does it otherwise. Called as soon as a step is likely to follow `plan`, it
+        hides the time the host takes to prepare that step. `abandon` takes it back.
+        """
         self._start()
+        self._open = True
+        self._prime(plan)
+
+    def begin(self, plan: Plan, update: Update) -> None:
+        """Open a step: order updates after the caller's work, and send for the first chunks."""
+        if plan is not self._primed:
+            self._start()
+        self._open = True
         self._update = update
         self._caller = self._device.caller_stream()
         # caller → compute: gradients are written, parameters are no longer read.
         self._compute.wait(self._caller.record())
+        if plan is not self._primed:
+            self._prime(plan)
+
+    def _prime(self, plan: Plan) -> None:
         if self._last_written is not None:
             # write-back → fetch, across steps: every slot is empty and every byte is home.
             self._fetch.wait(self._last_written)
-        self._plan = plan
+        self._plan = self._primed = plan
         if plan.ring is not None:
             self._free.extend(plan.ring.slots)
         self._fetch_ahead()
@@ -137,10 +155,7 @@ class Pipeline:
                 if caller is not None:
                     # compute → caller, as below.
                     caller.wait(self._compute.record())
-            with suppress(Exception):
-                self._device.drain()
-            self._last_written = None  # nothing is in flight, and an event may carry the failure
-            self._start()
+            self.abandon()
             return
         assert caller is not None
         updated = self._compute.record()
@@ -150,11 +165,21 @@ class Pipeline:
             # compute, write-back → host: the completed-step contract. Any stream may read now.
             updated.synchronize()
             self.settle()
+        self._open = False
         self._start()
 
     def forget_plan(self) -> None:
         """Let go of the last plan, and so of its slots; the next `begin` brings another."""
-        self._plan = None
+        self._plan = self._primed = None
+
+    def abandon(self) -> None:
+        """Wait for whatever is in flight and forget it; an error in it is not raised."""
+        if self._open:
+            with suppress(Exception):
+                self._device.drain()
+        self._open = False
+        self._last_written = None  # an event may carry the failure
+        self._start()
 
     def settle(self) -> None:
         """Block the host until every write-back has reached the arena."""

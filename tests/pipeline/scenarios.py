@@ -1,0 +1,188 @@
+"""Training loops as data, and what bitsandbytes makes of them.
+
+A scenario says what happens between an optimizer and its surroundings: steps from one stream or
+another, with some gradients absent, an update that fails, a checkpoint saved or loaded. It is run
+on the recording device (`tests.pipeline.recorded`) and on a GPU (`tests.cuda.test_poison`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import pageahead
+from pageahead import Paging
+from pageahead.optim import engine, paged, paging, plan, routing
+from pageahead.optim.paged import PagedOptimizer
+from tests.support import legacy, ours
+
+PAGED_NUMEL = 512
+"""From so many elements on state is paged here, instead of 100,000."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step over some parameters.
+
+    Attributes:
+        active: positions of the parameters that have a gradient; None for all.
+        stream: the caller's stream that it is called on.
+        fails_at: how many parameters are updated before the next update raises; None for all.
+    """
+
+    active: tuple[int, ...] | None = None
+    stream: str = "caller"
+    fails_at: int | None = None
+
+
+@dataclass(frozen=True)
+class Save:
+    """``state_dict()`` right here, whose tensors the host then reads."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """``load_state_dict()`` of what was saved last."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A ``step()`` that raises before it changes anything."""
+
+
+Action = Step | Save | Load | Refused
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """An optimizer and what happens to it.
+
+    Attributes:
+        name: for people.
+        numels: the parameters; those under `PAGED_NUMEL` elements are resident.
+        actions: what happens, in order.
+        optimizer: one of the twelve classes.
+        strategy, write_back, hbm_budget: of `Paging`.
+        twice: positions of parameters that are listed a second time, at the end.
+        chunk: bytes that a chunk is to have.
+        staging: bytes of the ring, or None.
+        slots: of the ring.
+        reused: the slots' memory belonged to something still running on the compute stream.
+    """
+
+    name: str
+    numels: tuple[int, ...]
+    actions: tuple[Action, ...] = (Step(), Step(), Step())
+    optimizer: str = "PagedAdamW8bit"
+    strategy: str = "streamed"
+    write_back: str = "before_return"
+    hbm_budget: float = 0.0
+    twice: tuple[int, ...] = ()
+    chunk: int = 4096
+    staging: int | None = None
+    slots: int = 4
+    reused: bool = False
+
+    @contextmanager
+    def scaled_down(self) -> Iterator[None]:
+        """Sizes a few hundred times smaller than pageahead's: the same plans, in less time."""
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (routing, paged):
+                patch.setattr(module, "PAGED_NUMEL", PAGED_NUMEL)
+            for module in (plan, engine):
+                patch.setattr(module, "SLOTS", self.slots)
+            patch.setattr(plan, "SMALLEST_CHUNK", self.chunk)
+            patch.setattr(plan, "LARGEST_CHUNK", self.chunk)
+            patch.setattr(paging, "MINIMUM_STAGING", 1)
+            yield
+
+    def make_parameters(self, device: str = "cpu") -> list[torch.nn.Parameter]:
+        generator = torch.Generator().manual_seed(0)
+        return [
+            torch.nn.Parameter(torch.randn(numel, generator=generator).to(device))
+            for numel in self.numels
+        ]
+
+    def gradient(self, step: int, number: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1_000 * step + number)
+        return torch.randn(self.numels[number], generator=generator)
+
+    def active(self, step: Step) -> tuple[int, ...]:
+        return tuple(range(len(self.numels))) if step.active is None else step.active
+
+    def make_optimizer(self, parameters: list[torch.nn.Parameter]) -> PagedOptimizer:
+        settings = Paging(
+            strategy=self.strategy,
+            write_back=self.write_back,
+            hbm_budget=self.hbm_budget,
+            staging=self.staging,
+        )
+        return ours(self.optimizer, self._listed(parameters), **self._kwargs(), paging=settings)
+
+    def make_legacy(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return legacy(self.optimizer, self._listed(parameters), **self._kwargs())
+
+    def _listed(self, parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+        return [*parameters, *(parameters[number] for number in self.twice)]
+
+    def _kwargs(self) -> dict[str, Any]:
+        return {"lr": 1e-2, "min_8bit_size": 256} if "8bit" in self.optimizer else {"lr": 1e-2}
+
+
+Snapshot = dict[str, torch.Tensor]
+"""Parameters and state tensors by name, copied to ordinary memory."""
+
+
+def snapshot(
+    optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]
+) -> Snapshot:
+    taken: Snapshot = {}
+    for number, parameter in enumerate(parameters):
+        taken[f"parameter {number}"] = parameter.detach().cpu().clone()
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                taken[f"{key} of {number}"] = value.detach().cpu().clone()
+    return taken
+
+
+def differences(one: Snapshot, other: Snapshot) -> list[str]:
+    """Names of what differs in a bit; what only one of them has does not count."""
+    return [
+        key
+        for key in sorted(one.keys() & other.keys())
+        if not torch.equal(_bytes(one[key]), _bytes(other[key]))
+    ]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def expected(scenario: Scenario, device: str = "cpu") -> list[Snapshot]:
+    """What bitsandbytes' optimizer without paging holds after each action."""
+    parameters = scenario.make_parameters(device)
+    optimizer = scenario.make_legacy(parameters)
+    saved: Any = None
+    taken = []
+    for number, action in enumerate(scenario.actions):
+        if isinstance(action, Step):
+            active = scenario.active(action)
+            # Parameters are updated in order, each completely: a failing step is a shorter one.
+            updated = active[: action.fails_at]
+            for position, parameter in enumerate(parameters):
+                parameter.grad = None
+                if position in updated:
+                    parameter.grad = scenario.gradient(number, position).to(device)
+            optimizer.step()
+        elif isinstance(action, Save):
+            saved = copy.deepcopy(optimizer.state_dict())
+        elif isinstance(action, Load):
+            optimizer.load_state_dict(copy.deepcopy(saved))
+        taken.append(snapshot(optimizer, parameters))
+    return taken
