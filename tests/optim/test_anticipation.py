@@ -52,6 +52,8 @@ def test_a_refused_step_leaves_nothing_in_flight(spoiled: int, copies: list[int]
     with pytest.raises(TypeError, match="dense"):
         arms[1].step()
     assert copies  # it had been anticipated
+    [engine] = arms[1]._engines.values()
+    assert not engine._pipeline._flights
     parameter.grad = good
     for optimizer in arms:
         train(optimizer, range(2, 4))

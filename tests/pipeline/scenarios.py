@@ -53,7 +53,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Refused:
-    """A ``step()`` that raises before it changes anything."""
+    """A ``step()`` that raises before it changes anything.
+
+    Attributes:
+        capturing: because a graph is being captured; otherwise because a gradient is sparse.
+    """
+
+    capturing: bool = False
 
 
 Action = Step | Save | Load | Refused
