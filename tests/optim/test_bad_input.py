@@ -14,7 +14,7 @@ from pageahead import Paging
 from pageahead.device.cpu import CpuDevice
 from pageahead.memory import host
 from pageahead.memory.host import HostMemoryError
-from pageahead.optim import engine as engine_module
+from pageahead.optim import homes as homes_module
 from pageahead.optim.active import collect
 from pageahead.optim.compat import check_bitsandbytes
 from pageahead.optim.paged import PagedOptimizer
@@ -362,7 +362,7 @@ def test_width_that_does_not_exist(paging: Paging) -> None:
 
 @pytest.mark.parametrize("strategy", ["lookahead", "sequential"])
 def test_managed_ademamix_beyond_an_int32(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "MAX_LAUNCH", 110_000)
+    monkeypatch.setattr(homes_module, "MAX_LAUNCH", 110_000)
     optimizer = ours("PagedAdEMAMix", parameters(*SHAPES), paging=Paging(strategy=strategy))
     set_gradients(unique_parameters(optimizer), 0)
     refuses(

@@ -11,8 +11,8 @@ from bitsandbytes.optim.optimizer import MockArgs
 from pageahead import Paging, Route
 from pageahead.device.cpu import CpuDevice
 from pageahead.optim.engine import Engine, Mode
+from pageahead.optim.homes import Home
 from pageahead.optim.paged import PagedOptimizer
-from pageahead.optim.plan import Home
 from pageahead.optim.routing import choose, state_dtype, state_shape
 from tests.support import (
     CPU,

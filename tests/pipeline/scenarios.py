@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-import pageahead
 from pageahead import Paging
 from pageahead.optim import engine, paged, paging, plan, routing
+from pageahead.optim.active import Active, GetConfig
 from pageahead.optim.paged import PagedOptimizer
 from tests.support import legacy, ours
 
@@ -141,13 +141,33 @@ class Scenario:
         return {"lr": 1e-2, "min_8bit_size": 256} if "8bit" in self.optimizer else {"lr": 1e-2}
 
 
+class UpdateError(Exception):
+    """What a scenario's failing update raises."""
+
+
+@contextmanager
+def failing(count: int | None) -> Iterator[None]:
+    """Let the update of the parameter after the first `count` raise, before it does anything."""
+    opened = 0
+    really = Active.open
+
+    def open_(self: Active, get_config: GetConfig) -> None:
+        nonlocal opened
+        if opened == count:
+            raise UpdateError
+        opened += 1
+        really(self, get_config)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Active, "open", open_)
+        yield
+
+
 Snapshot = dict[str, torch.Tensor]
 """Parameters and state tensors by name, copied to ordinary memory."""
 
 
-def snapshot(
-    optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]
-) -> Snapshot:
+def snapshot(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> Snapshot:
     taken: Snapshot = {}
     for number, parameter in enumerate(parameters):
         taken[f"parameter {number}"] = parameter.detach().cpu().clone()

@@ -11,13 +11,14 @@ import torch
 
 from pageahead.device import Device
 from pageahead.memory.arena import Arena
-from pageahead.memory.layout import Chunk, StateShape, pack
+from pageahead.memory.layout import Chunk, pack
 from pageahead.memory.ring import Ring, Slot
 from pageahead.memory.transfer import ManagedTransfer, StreamedTransfer
 from pageahead.optim.active import Active, GetConfig
+from pageahead.optim.homes import Home
 from pageahead.optim.paging import Paging
-from pageahead.optim.plan import SLOTS, Home, StepPlan, chunk_bytes
-from pageahead.optim.update import MAX_LAUNCH, launch
+from pageahead.optim.plan import SLOTS, StepPlan, chunk_bytes
+from pageahead.optim.update import launch
 from pageahead.pipeline import Pipeline, Plan
 
 __all__ = ["Engine", "Mode", "StateSource"]
@@ -215,13 +216,3 @@ class Engine:
                 )
             return Mode("sequential", obstacle)
         return Mode("lookahead")
-
-
-def refuse_too_large(name: str, shape: StateShape, streamed: bool) -> str | None:
-    """Why bitsandbytes' kernels cannot update this parameter in one piece; None if they can."""
-    if name == "ademamix" and not streamed and shape.numel > MAX_LAUNCH:
-        return (
-            f"AdEMAMix counts the elements of both rows of state1 in an int32: {shape.numel:,} "
-            f"elements are too many for one launch"
-        )
-    return None

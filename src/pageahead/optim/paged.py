@@ -18,14 +18,13 @@ from pageahead.device import device_for
 from pageahead.optim import checkpoint
 from pageahead.optim.active import Active, collect, make_contiguous
 from pageahead.optim.base import BitsandbytesOptimizer
-from pageahead.optim.engine import Engine, StateSource, refuse_too_large
+from pageahead.optim.engine import Engine, StateSource
+from pageahead.optim.homes import Home, check_homes, choose_homes, refuse_capture
 from pageahead.optim.paging import Paging
-from pageahead.optim.plan import Home
 from pageahead.optim.routing import (
     PAGED_NUMEL,
     Candidate,
     Route,
-    choose,
     state_dtype,
     state_shape,
 )
@@ -114,7 +113,8 @@ class PagedOptimizer(BitsandbytesOptimizer):
     def _prepare(self) -> dict[torch.device, list[Active]]:
         """Collect and check this step's parameters, and make state for those that have none."""
         actives = collect(self.param_groups)
-        self._check_homes(actives)
+        refuse_capture({active.parameter.device for active in actives})
+        check_homes(actives, self._homes, self.state)
         self._make_state([active for active in actives if active.parameter not in self._homes])
         make_contiguous(actives)
         by_device: dict[torch.device, list[Active]] = {}
@@ -130,41 +130,6 @@ class PagedOptimizer(BitsandbytesOptimizer):
                 f"stays with the process that made the optimizer. Make a new optimizer here, or "
                 f"call it in the parent."
             )
-
-    def _check_homes(self, actives: Sequence[Active]) -> None:
-        for active in actives:
-            parameter = active.parameter
-            home = self._homes.get(parameter)
-            state = self.state.get(parameter)
-            if home is None:
-                if state:
-                    raise RuntimeError(
-                        f"{_name(active)} has state that this optimizer did not make; load state "
-                        f"with load_state_dict(). Nothing was updated."
-                    )
-            elif home.device != parameter.device:
-                raise RuntimeError(
-                    f"{_name(active)} was on {home.device} when its state was made and is on "
-                    f"{parameter.device} now. Move the model before making the optimizer, or save "
-                    f"state_dict(), make a new optimizer and load it. Nothing was updated."
-                )
-            elif (
-                not state
-                or state.get("state1") is not home.tensors[0]
-                or state.get("state2") is not (home.tensors[1] if len(home.tensors) > 1 else None)
-            ):
-                raise RuntimeError(
-                    f"the state of {_name(active)} was replaced in optimizer.state; change it in "
-                    f"place, or load it with load_state_dict(). Nothing was updated."
-                )
-        devices = {active.parameter.device for active in actives}
-        for device in devices:
-            if device_for(device).capturing():
-                raise RuntimeError(
-                    "step() was called while a CUDA graph is being captured: transfers of paged "
-                    "state cannot be captured. Capture forward and backward only, and call step() "
-                    "outside. Nothing was updated."
-                )
 
     def _engine(self, device: torch.device) -> Engine:
         if device not in self._engines:
@@ -215,22 +180,13 @@ class PagedOptimizer(BitsandbytesOptimizer):
 
     def _choose_homes(self, candidates: Sequence[Candidate]) -> list[Home]:
         budgeted = self.paging.hbm_budget not in ("auto", 0)
-        pageable = self._pageable_bytes() if budgeted else 0
-        resident = sum(
-            home.shape.nbytes
-            for home in self._homes.values()
-            if not home.paged and home.shape.numel >= PAGED_NUMEL
+        return choose_homes(
+            candidates,
+            self.paging,
+            self.optimizer_name,
+            self._homes.values(),
+            self._pageable_bytes() if budgeted else 0,
         )
-        homes = []
-        for candidate, (path, reason) in zip(
-            candidates, choose(candidates, self.paging, pageable, resident), strict=True
-        ):
-            streamed = path == "paged" and self.paging.strategy == "streamed"
-            obstacle = refuse_too_large(self.optimizer_name, candidate.shape, streamed)
-            if obstacle is not None:
-                raise ValueError(f"{obstacle}. Use strategy='streamed'. Nothing was updated.")
-            homes.append(Home(path == "paged", reason, candidate.shape, candidate.parameter.device))
-        return homes
 
     def _candidate(self, parameter: torch.Tensor, gindex: int, pindex: int) -> Candidate:
         config = self.get_config(gindex, pindex, self.param_groups[gindex])
@@ -400,8 +356,3 @@ class PagedOptimizer(BitsandbytesOptimizer):
         self.state[parameter] = state
         home.tensors = tuple(state.values())
         self._homes[parameter] = home
-
-
-def _name(active: Active) -> str:
-    shape = tuple(active.parameter.shape)
-    return f"parameter {active.pindex} of group {active.gindex} (shape {shape})"

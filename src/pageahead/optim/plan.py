@@ -11,9 +11,10 @@ import torch
 
 from pageahead.memory.layout import BLOCK, Chunk, Item, Slice, StateShape, cut
 from pageahead.memory.ring import Slot
+from pageahead.optim.homes import Home
 from pageahead.optim.update import MAX_LAUNCH, StateViews
 
-__all__ = ["SLOTS", "Home", "StepPlan", "chunk_bytes"]
+__all__ = ["SLOTS", "StepPlan", "chunk_bytes"]
 
 SLOTS = 4
 """Chunks in flight: one coming in, one being updated, one going home, one to even out the pace."""
@@ -34,27 +35,6 @@ LARGEST_CHUNK = 32 << 20
 WHOLE_PARAMETER_SLACK = 1.65
 """A parameter up to this many chunks large is not cut: a plain copy starts faster than one of rows,
 which moves the size where halves become better from the square root of 2 to about this."""
-
-
-@dataclass(eq=False, slots=True)
-class Home:
-    """Where one parameter's state lives.
-
-    Attributes:
-        paged: whether it travels (or migrates) at each step; otherwise it stays on the device.
-        reason: why, in words.
-        shape: of its state tensors.
-        device: the parameter's, when state was made.
-        offset: of its state in the arena, for the streamed strategy.
-        tensors: ``state1`` and, with two states, ``state2``.
-    """
-
-    paged: bool
-    reason: str
-    shape: StateShape
-    device: torch.device
-    offset: int = 0
-    tensors: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
