@@ -8,7 +8,7 @@ READY := $(VENV)/ready
 STEPS ?= 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format types clean
+.PHONY: help setup run test verify lint format types clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ run: $(READY) ## a quick benchmark, then 20 training steps (STEPS=n for more)
 
 test: $(READY) ## the tests, with coverage
 	$(BIN)/python -m pytest --cov --cov-report=term
+
+verify: $(READY) ## bitsandbytes against every strategy, bit for bit, on the CPU
+	$(BIN)/pageahead verify --device cpu
 
 lint: $(READY) ## ruff: rules and formatting
 	$(BIN)/ruff check

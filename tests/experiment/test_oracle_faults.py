@@ -15,7 +15,7 @@ from pageahead.experiment.oracle.check import check, check_group
 from pageahead.experiment.oracle.layouts import Layout
 from pageahead.experiment.oracle.records import CellRecord, FailureRecord
 from pageahead.experiment.oracle.shrink import shrink
-from pageahead.optim import engine, paged
+from pageahead.optim import engine, homes
 
 CPU = torch.device("cpu")
 CASE = parse_case(
@@ -129,9 +129,9 @@ def test_a_wrong_slice_offset(monkeypatch) -> None:
 
 
 def test_state_that_stays_where_it_should_travel(monkeypatch) -> None:
-    choose = paged.choose
+    choose = homes.choose
     monkeypatch.setattr(
-        paged, "choose", lambda *all: [("resident", "broken") for _ in choose(*all)]
+        homes, "choose", lambda *all: [("resident", "broken") for _ in choose(*all)]
     )
     record = check(CASE, CPU)
     assert record.result == "wrong_path"

@@ -112,9 +112,15 @@ class Engine:
         self._pipeline.settle()
 
     def anticipate(self) -> None:
-        """Send for the first chunks of the last step's plan, which is likely to be the next's."""
-        if self._plan is not None and not self._device.capturing():
-            self._pipeline.prime(self._plan[1])
+        """Send for the first chunks of the last step's plan, which is likely to be the next's.
+
+        Only copies: `lookahead` prefetches as its design says, exactly one parameter ahead.
+        """
+        if self._plan is None or self._device.capturing():
+            return
+        _, moves, _ = self._plan
+        if moves.transfer.copies:
+            self._pipeline.prime(moves)
 
     def abandon(self) -> None:
         """Take `anticipate` back: no step follows."""
