@@ -83,6 +83,8 @@ def test_the_kernel_gets_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update, "_update_8bit", spy)
     for numel in (5_120, 5_121):
         parameter, state = ademamix_state(numel)
+        state["absmax1"] = state["absmax1"].t().contiguous().t()
+        assert not state["absmax1"].is_contiguous()
         views = StateViews(0, numel, True, *(state[key] for key in TENSORS))
         update._update_ademamix_8bit_cuda(
             parameter.grad, parameter.detach(), views, CONFIG, 6, 0.9999, 5.0

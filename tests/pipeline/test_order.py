@@ -69,14 +69,16 @@ def test_streamed_step() -> None:
     assert run(device, Pipeline(device, fetch="fetch", overlap=False), plan) == [
         "caller: records 1",
         "compute: waits for caller 1",  # gradients are written
+        "compute: records 1",
+        "fetch: waits for compute 1",  # new slots: their memory is free
         "fetch: copies arena 0 to slot 0",
         "fetch: records 1",
         "fetch: copies arena 1 to slot 1",
         "fetch: records 2",
         "compute: waits for fetch 1",  # the chunk has arrived
         "compute: updates 0 in slot 0",
-        "compute: records 1",
-        "write_back: waits for compute 1",  # the update is done with the slot
+        "compute: records 2",
+        "write_back: waits for compute 2",  # the update is done with the slot
         "write_back: copies slot 0 to arena 0",
         "write_back: records 1",
         "fetch: waits for write_back 1",  # what the slot held has left it
@@ -84,19 +86,19 @@ def test_streamed_step() -> None:
         "fetch: records 3",
         "compute: waits for fetch 2",
         "compute: updates 1 in slot 1",
-        "compute: records 2",
-        "write_back: waits for compute 2",
+        "compute: records 3",
+        "write_back: waits for compute 3",
         "write_back: copies slot 1 to arena 1",
         "write_back: records 2",
         "compute: waits for fetch 3",
         "compute: updates 2 in slot 0",
-        "compute: records 3",
-        "write_back: waits for compute 3",
+        "compute: records 4",
+        "write_back: waits for compute 4",
         "write_back: copies slot 0 to arena 2",
         "write_back: records 3",
-        "compute: records 4",
-        "caller: waits for compute 4",  # parameters are written
-        "host waits for compute 4",  # any stream may read them
+        "compute: records 5",
+        "caller: waits for compute 5",  # parameters are written
+        "host waits for compute 5",  # any stream may read them
         "host waits for write_back 3",  # and the state
     ]
 
@@ -105,7 +107,7 @@ def test_overlap_returns_without_the_host_waiting() -> None:
     device = LazyDevice(0)
     plan = streamed(device, [0, 1, 2], slots=2)
     log = run(device, Pipeline(device, fetch="fetch", overlap=True), plan)
-    assert log[-2:] == ["compute: records 4", "caller: waits for compute 4"]
+    assert log[-2:] == ["compute: records 5", "caller: waits for compute 5"]
     assert not [line for line in log if line.startswith("host")]
 
 
@@ -235,7 +237,7 @@ def test_failing_update_still_sends_its_chunk_home() -> None:
         pipeline.advance(plan.chunks[1])
     assert "write_back: copies slot 1 to arena 1" in device.log
     pipeline.finish(failed=True)
-    assert device.log[-3:] == ["compute: records 3", "caller: waits for compute 3", "host drains"]
+    assert device.log[-3:] == ["compute: records 4", "caller: waits for compute 4", "host drains"]
     assert not any(stream.queue for stream in device._streams.values())
     assert run(device, pipeline, plan)[-1] == "host waits for write_back 5"
 

@@ -128,23 +128,34 @@ def scenarios(draw: st.DrawFn) -> tuple[list[tuple[StateShape, bool]], list[list
     return found, steps
 
 
-@given(scenario=scenarios(), seed=st.integers(0, 10_000), overlap=st.booleans())
+@given(
+    scenario=scenarios(),
+    seed=st.integers(0, 10_000),
+    overlap=st.booleans(),
+    before=st.lists(st.sets(st.sampled_from(["prime", "abandon"])), min_size=4, max_size=4),
+)
 @settings(max_examples=400, deadline=None)
 def test_streamed_steps_give_the_same_bytes_in_every_order(
-    scenario: tuple[list[tuple[StateShape, bool]], list[list[int]]], seed: int, overlap: bool
+    scenario: tuple[list[tuple[StateShape, bool]], list[list[int]]],
+    seed: int,
+    overlap: bool,
+    before: list[set[str]],
 ) -> None:
     found, steps = scenario
     device = LazyDevice(seed)
     world = World(device, found)
     pipeline = Pipeline(device, fetch="fetch", overlap=overlap)
-    plans: dict[tuple[int, ...], Plan] = {}
-    last: tuple[int, ...] | None = None
+    plan: Plan | None = None
     snapshots = []
     for number, active in enumerate(steps):
-        if tuple(active) != last:  # as the engine does: only the last plan is kept
-            plans = {tuple(active): world.plan(active)}
-        last = tuple(active)
-        world.step(pipeline, plans[last], active, gradient=3 * number + 1)
+        if plan is not None and "prime" in before[number]:
+            pipeline.prime(plan)  # the last step's, whether or not it fits this one
+        if "abandon" in before[number]:
+            pipeline.abandon()
+        if plan is None or active != steps[number - 1]:
+            pipeline.forget_plan()
+            plan = world.plan(active)
+        world.step(pipeline, plan, active, gradient=3 * number + 1)
         snapshots.append(list(world.expected))
         if not overlap:  # the completed-step contract: the host may look without waiting
             world.assert_state()

@@ -71,6 +71,7 @@ class Pipeline:
         self._open = False  # between `prime` or `begin` and `finish`
         self._last_written: Event | None = None
         """The write-back stream runs in order: this event stands for every byte written so far."""
+        self._last_updated: Event | None = None
         self._start()
 
     def _start(self) -> None:
@@ -97,6 +98,9 @@ class Pipeline:
     def begin(self, plan: Plan, update: Update) -> None:
         """Open a step: order updates after the caller's work, and send for the first chunks."""
         if plan is not self._primed:
+            if self._flights:
+                # fetch → compute: what was sent for in vain has come. Nothing outlives its step.
+                self._compute.wait(self._fetch.record())
             self._start()
         self._open = True
         self._update = update
@@ -107,6 +111,10 @@ class Pipeline:
             self._prime(plan)
 
     def _prime(self, plan: Plan) -> None:
+        if plan.ring is not None and plan is not self._plan:
+            # compute → fetch, new slots: their memory comes from the compute stream's pool, where
+            # whoever had it before may not be done with it.
+            self._fetch.wait(self._compute.record())
         if self._last_written is not None:
             # write-back → fetch, across steps: every slot is empty and every byte is home.
             self._fetch.wait(self._last_written)
@@ -161,9 +169,9 @@ class Pipeline:
         updated = self._compute.record()
         # compute → caller: parameters are written, gradients are no longer read.
         caller.wait(updated)
+        self._last_updated = updated
         if not self._overlap:
             # compute, write-back → host: the completed-step contract. Any stream may read now.
-            updated.synchronize()
             self.settle()
         self._open = False
         self._start()
@@ -177,13 +185,18 @@ class Pipeline:
         if self._open:
             with suppress(Exception):
                 self._device.drain()
+            self._last_written = self._last_updated = None  # an event may carry the failure
         self._open = False
-        self._last_written = None  # an event may carry the failure
         self._start()
 
     def settle(self) -> None:
-        """Block the host until every write-back has reached the arena."""
+        """Block the host until all state is complete: updated, and home again if it travels."""
+        if self._last_updated is not None:
+            # compute → host: managed state is updated where the host reads it.
+            self._last_updated.synchronize()
+            self._last_updated = None
         if self._last_written is not None:
+            # write-back → host: the arena is complete.
             self._last_written.synchronize()
             self._last_written = None
 
