@@ -102,8 +102,16 @@ def test_an_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("variable", "text", "message"),
     [
-        ("STRATEGY", "fast", "there are: 'streamed', 'lookahead', 'sequential'"),
-        ("WRITE_BACK", "never", "there are: 'before_return', 'overlap'"),
+        (
+            "STRATEGY",
+            "fast",
+            "PAGEAHEAD_STRATEGY='fast': .* there are: 'streamed', 'lookahead', 'sequential'",
+        ),
+        (
+            "WRITE_BACK",
+            "never",
+            "PAGEAHEAD_WRITE_BACK='never': .* there are: 'before_return', 'overlap'",
+        ),
         (
             "HBM_BUDGET",
             "half",

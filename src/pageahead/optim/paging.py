@@ -31,6 +31,14 @@ def _setting(name: str, default: object, parse: Callable[[str], object]) -> Any:
     return field(default_factory=value)
 
 
+def _parse_choice(name: str, allowed: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        _one_of(name, text, allowed)
+        return text
+
+    return parse
+
+
 def _parse_bool(text: str) -> bool:
     known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
     if text.lower() not in known:
@@ -71,10 +79,12 @@ class Paging:
         TypeError: a value has the wrong type.
     """
 
-    strategy: str = _setting("strategy", "streamed", str)
+    strategy: str = _setting("strategy", "streamed", _parse_choice("strategy", STRATEGIES))
     hbm_budget: int | float | str = _setting("hbm_budget", "auto", _parse_budget)
     staging: int | None = _setting("staging", None, int)
-    write_back: str = _setting("write_back", "before_return", str)
+    write_back: str = _setting(
+        "write_back", "before_return", _parse_choice("write_back", WRITE_BACKS)
+    )
     allow_oversubscription: bool = _setting("allow_oversubscription", False, _parse_bool)
 
     def __post_init__(self) -> None:
