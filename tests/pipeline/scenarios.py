@@ -8,6 +8,7 @@ on the recording device (`tests.pipeline.recorded`) and on a GPU (`tests.cuda.te
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,7 +80,6 @@ class Scenario:
         chunk: bytes that a chunk is to have.
         staging: bytes of the ring, or None.
         slots: of the ring.
-        reused: the slots' memory belonged to something still running on the compute stream.
     """
 
     name: str
@@ -93,7 +93,6 @@ class Scenario:
     chunk: int = 4096
     staging: int | None = None
     slots: int = 4
-    reused: bool = False
 
     @contextmanager
     def scaled_down(self) -> Iterator[None]:
@@ -132,6 +131,7 @@ class Scenario:
         return ours(self.optimizer, self._listed(parameters), **self._kwargs(), paging=settings)
 
     def make_legacy(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """bitsandbytes' optimizer without paging."""
         return legacy(self.optimizer, self._listed(parameters), **self._kwargs())
 
     def _listed(self, parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
@@ -193,7 +193,9 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def expected(scenario: Scenario, device: str = "cpu") -> list[Snapshot]:
     """What bitsandbytes' optimizer without paging holds after each action."""
     parameters = scenario.make_parameters(device)
-    optimizer = scenario.make_legacy(parameters)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of parameters listed twice
+        optimizer = scenario.make_legacy(parameters)
     saved: Any = None
     taken = []
     for number, action in enumerate(scenario.actions):
@@ -212,3 +214,44 @@ def expected(scenario: Scenario, device: str = "cpu") -> list[Snapshot]:
             optimizer.load_state_dict(copy.deepcopy(saved))
         taken.append(snapshot(optimizer, parameters))
     return taken
+
+
+def _both(name: str, *actions: Action, **settings: Any) -> tuple[Scenario, Scenario]:
+    """A scenario under both write-back modes."""
+    numels = settings.pop("numels", (300, 1024, 4096, 768, 2048, 256))
+    made = [
+        Scenario(f"{name}, {mode}", numels, actions, write_back=mode, **settings)
+        for mode in ("before_return", "overlap")
+    ]
+    return made[0], made[1]
+
+
+_CHANGING = (Step(), Step((1, 2, 5)), Step((2, 3)), Step((0, 1, 2, 3, 5)), Step(), Step((4, 5)))
+_WITH_CHECKPOINT = (Step(), Step(), Save(), Step(), Load(), Step((0, 2, 3)), Step())
+_WIDE = {"optimizer": "PagedAdamW32bit", "chunk": 8192}
+
+SCENARIOS = (
+    *_both("steps", Step(), Step(), Step(), **_WIDE),
+    *_both("managed steps", Step(), Save(), Step((1, 2, 3)), Step(), strategy="lookahead",
+           optimizer="PagedAdamW32bit"),
+    *_both("one at a time", Step(), Save(), Step(), strategy="sequential",
+           optimizer="PagedLion32bit"),
+    *_both("one is left", Step(), Step((1,)), Save(), Step(), strategy="lookahead",
+           optimizer="PagedLion32bit"),
+    *_both("changing", *_CHANGING, **_WIDE),
+    *_both("apart", Step(), Step((0, 2, 3)), numels=(768,) * 4, chunk=32_768,
+           optimizer="PagedAdamW32bit"),
+    *_both("in vain", Step(), Save(), Step((0, 5)), Load(), Step(), **_WIDE),
+    *_both("twice", Step(), Step(), Step((0, 2, 3)), twice=(2, 1), **_WIDE),
+    *_both("twice in a row", Step(), Step(), numels=(1024, 2048), twice=(1,), **_WIDE),
+    *_both("failing", Step(), Step(fails_at=2), Step(), Step(fails_at=0), Step(), **_WIDE),
+    *_both("failing in a chunk", Step(), Step(fails_at=1), Step(), numels=(768, 768, 2048),
+           optimizer="PagedAdamW32bit", chunk=16_384),
+    *_both("refused", Step(), Refused(capturing=True), Step(), Refused(), Step(), **_WIDE),
+    *_both("checkpoint", *_WITH_CHECKPOINT, **_WIDE),
+    *_both("two streams", Step(), Step(stream="side"), Step(), **_WIDE),
+    *_both("resident", Step(), Step(), numels=(300, 200), optimizer="PagedLion32bit"),
+    *_both("budget", Step(), Step(), hbm_budget=0.5, optimizer="PagedAdEMAMix32bit", chunk=16_384),
+    *_both("8 bits", Step(), Step(), numels=(1024, 6144), optimizer="PagedAdamW8bit"),
+)  # fmt: skip
+"""Enough that every fault of the pipeline shows in one of them. Sizes are whole 8-bit blocks."""
