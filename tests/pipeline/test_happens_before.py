@@ -72,7 +72,7 @@ def complaints(trace: list[Operation], names: Names) -> str:
 
 
 @given(scenario=scenarios())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_the_optimizer_leaves_nothing_unordered(scenario: Scenario) -> None:
     outcome, error = record(scenario, execute=False)
     if error is not None:
@@ -120,7 +120,7 @@ def bare_scenarios(draw: st.DrawFn) -> BareScenario:
 
 
 @given(scenario=bare_scenarios())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_the_pipeline_leaves_nothing_unordered_in_any_order_of_chunks(
     scenario: BareScenario,
 ) -> None:
