@@ -35,5 +35,5 @@ def device_for(device: torch.device) -> Device:
                 f"pageahead moves optimizer state for CUDA and CPU parameters; this one is on "
                 f"{device}. Use bitsandbytes' own optimizer there."
             )
-        _devices[device] = known
+        known = _devices.setdefault(device, known)  # two threads may have come here at once
     return known

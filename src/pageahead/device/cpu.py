@@ -124,14 +124,19 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
         self._host = HostStream()
         self._streams: dict[str, WorkerStream] = {}
+        self._making = threading.Lock()
         self._process = os.getpid()
 
     def stream(self, role: str) -> WorkerStream:
         if self._process != os.getpid():  # threads do not survive a fork
             self._streams, self._process = {}, os.getpid()
-        if role not in self._streams:
-            self._streams[role] = WorkerStream(role)
-        return self._streams[role]
+        known = self._streams.get(role)
+        if known is None:
+            with self._making:  # two threads that step for the first time get one stream
+                known = self._streams.get(role)
+                if known is None:
+                    known = self._streams[role] = WorkerStream(role)
+        return known
 
     def compute_stream(self) -> HostStream:
         return self._host

@@ -73,12 +73,14 @@ class CudaDevice:
         self._compute = CudaStream(torch.cuda.default_stream(device), self._pool)
 
     def stream(self, role: str) -> CudaStream:
-        if role not in self._streams:
+        known = self._streams.get(role)
+        if known is None:
             # High-priority streams come from a pool that few programs draw from, so ours are
             # unlikely to be the same CUDA stream as one of the caller's.
             raw = torch.cuda.Stream(self.torch_device, priority=-1)
-            self._streams[role] = CudaStream(raw, self._pool)
-        return self._streams[role]
+            # Two threads that step for the first time get one stream.
+            known = self._streams.setdefault(role, CudaStream(raw, self._pool))
+        return known
 
     def compute_stream(self) -> CudaStream:
         return self._compute
