@@ -219,13 +219,10 @@ PLANTED = (
         "a chunk goes home before it is updated",
         (
             (
-                "        try:\n            update(chunk, flight.slot)\n",
-                "        self._send_home(chunk, flight.slot, plan)\n"
-                "        try:\n            update(chunk, flight.slot)\n",
-            ),
-            (
-                "            raise\n        self._send_home(chunk, flight.slot, plan)\n",
-                "            raise\n",
+                "            update(chunk, flight.slot)\n"
+                "            self._send_home(chunk, flight.slot, plan)\n",
+                "            self._send_home(chunk, flight.slot, plan)\n"
+                "            update(chunk, flight.slot)\n",
             ),
         ),
     ),

@@ -72,6 +72,7 @@ class Engine:
         )
         self.mode = Mode(paging.strategy)
         """How the last step moved paged state."""
+        self._warned = False  # of an obstacle to lookahead, once
         self._plan: tuple[StepPlan, Plan, Mode] | None = None
         self._actives: Sequence[Active] = ()
         self._get_config: GetConfig | None = None
@@ -214,7 +215,8 @@ class Engine:
             return Mode("sequential", "one active parameter: there is no next one to look ahead to")
         obstacle = self._device.lookahead_obstacle() if paged else None
         if obstacle is not None:
-            if self.mode.reason != obstacle:
+            if not self._warned:
+                self._warned = True
                 warnings.warn(
                     f"strategy='lookahead' runs as 'sequential': {obstacle}",
                     RuntimeWarning,

@@ -141,11 +141,12 @@ class Pipeline:
         self._compute.wait(flight.fetched)
         try:
             update(chunk, flight.slot)
+            self._send_home(chunk, flight.slot, plan)
         except BaseException:
-            with suppress(Exception):  # the update's error is the one to show
+            # Also where the way home failed: once more, or what was updated would lose its state.
+            with suppress(Exception):  # the first error is the one to show
                 self._send_home(chunk, flight.slot, plan)
             raise
-        self._send_home(chunk, flight.slot, plan)
         if plan.depth == 0:
             self._device.synchronize()
         self._fetch_ahead()
