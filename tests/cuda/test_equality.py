@@ -40,12 +40,15 @@ def test_same_bits_as_legacy(family: str, bits: int, dtype: torch.dtype, strateg
     assert all((path == strategy) == (numel >= 100_000) for numel, path in paths.items())
 
 
-def test_ademamix_8bit_odd_sizes_match_the_cpu_operator() -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_ademamix_8bit_odd_sizes_match_the_cpu_operator(strategy: str) -> None:
     shapes = ((5000,), (100_001,), (777_777,))
     ours = parameters(shapes, torch.float32)
     reference = [torch.nn.Parameter(one.detach().cpu().clone()) for one in ours]
     one = bnb.optim.AdEMAMix8bit(reference, lr=1e-3)
-    other = pageahead.PagedAdEMAMix8bit(ours, lr=1e-3, paging=Paging(staging=1 << 20))
+    other = pageahead.PagedAdEMAMix8bit(
+        ours, lr=1e-3, paging=Paging(strategy=strategy, staging=1 << 20)
+    )
     for step in range(5):
         for number, gradient in enumerate(gradients(shapes, torch.float32, step)):
             ours[number].grad, reference[number].grad = gradient, gradient.cpu()

@@ -26,15 +26,9 @@ from .poison import LATE, Poison
 
 OUT = "PAGEAHEAD_FAULTS_OUT"
 
-_AFTER_FAILURE = (
-    "makes no difference: after a failure the host waits for the compute stream before anything "
-    "else can be enqueued on the caller's"
-)
 _IN_VAIN = "what was fetched in vain is in slots that nobody reads, whatever it holds"
 _ONE_ORDER = "shows only where chunks are advanced in another order than the plan's"
 HIDDEN = {
-    "finish: caller.wait(self._compute.record()) left out": _AFTER_FAILURE,
-    "finish: self._compute.record() of nothing": _AFTER_FAILURE,
     "advance: self._device.synchronize() left out": (
         "prefetch and update are on one stream; that the host waits in between is bitsandbytes' "
         "schedule, not an order that results depend on"

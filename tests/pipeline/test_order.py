@@ -237,7 +237,7 @@ def test_failing_update_still_sends_its_chunk_home() -> None:
         pipeline.advance(plan.chunks[1])
     assert "write_back: copies slot 1 to arena 1" in device.log
     pipeline.finish(failed=True)
-    assert device.log[-3:] == ["compute: records 4", "caller: waits for compute 4", "host drains"]
+    assert device.log[-1] == "host drains"
     assert not any(stream.queue for stream in device._streams.values())
     assert run(device, pipeline, plan)[-1] == "host waits for write_back 5"
 

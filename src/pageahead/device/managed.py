@@ -13,7 +13,7 @@ import torch
 
 from pageahead.device.prefetch import Prefetch, check, load_runtime, make_prefetch
 
-__all__ = ["allocate", "allocated_bytes", "concurrent_access", "prefetch"]
+__all__ = ["allocate", "allocated_bytes", "concurrent_access", "on_device", "prefetch"]
 
 _ATTACH_GLOBAL = 1  # cudaMemAttachGlobal
 _CONCURRENT_MANAGED_ACCESS = 89  # cudaDevAttrConcurrentManagedAccess
@@ -76,6 +76,32 @@ def prefetch(tensor: torch.Tensor, device: torch.device, stream: int) -> None:
     """Enqueue the migration of a managed tensor's pages to `device` on a raw stream."""
     _, enqueue = _runtime()
     enqueue(tensor.data_ptr(), tensor.nbytes, device.index, stream)
+
+
+class _Bytes:
+    """What PyTorch asks for to make a CUDA tensor of memory that somebody else holds."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.held = tensor  # for as long as the CUDA tensor lives
+        self.__cuda_array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": (tensor.nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The same memory as a CUDA tensor, for PyTorch's own operations; CUDA tensors as they are.
+
+    Args:
+        tensor: contiguous; a CUDA tensor, or a CPU-typed one over managed memory.
+        device: that it is to be a tensor of.
+    """
+    if tensor.is_cuda:
+        return tensor
+    flat = torch.as_tensor(_Bytes(tensor), device=device)
+    return flat.view(tensor.dtype).view(tensor.shape)
 
 
 def _free(address: int, nbytes: int, device: torch.device, process: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import bitsandbytes  # noqa: F401  (registers the operators)
 import torch
 
+from pageahead.device.managed import on_device
 from pageahead.memory.layout import BLOCK
 from pageahead.optim.active import Active
 
@@ -208,15 +209,15 @@ def _update_ademamix_8bit_cuda(
     else:
         size = -(-count // BLOCK) * BLOCK
         flat = parameter.detach().view(-1)
-        p, g, state2 = (_padded(one, size) for one in (flat, gradient, views.state2))
-        state1 = torch.nn.functional.pad(
-            views.state1.view(2, count), (0, size - count), value=SIGNED_ZERO
-        )
+        moments = on_device(views.state1, parameter.device).view(2, count)
+        second = on_device(views.state2, parameter.device).view(-1)
+        p, g, state2 = (_padded(one, size) for one in (flat, gradient, second))
+        state1 = torch.nn.functional.pad(moments, (0, size - count), value=SIGNED_ZERO)
         padded = replace(views, state1=state1, state2=state2, absmax1=absmax1)
         _update_8bit("ademamix", g, p, padded, config, step, beta3, alpha)
         flat.copy_(p[:count])
-        views.state1.view(2, count).copy_(state1[:, :count])
-        views.state2.view(-1).copy_(state2[:count])
+        moments.copy_(state1[:, :count])
+        second.copy_(state2[:count])
     if absmax1 is not views.absmax1:
         views.absmax1.copy_(absmax1)
 

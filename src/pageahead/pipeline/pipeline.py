@@ -158,18 +158,13 @@ class Pipeline:
             failed: an exception is on its way out. Everything in flight is waited for, and a
                 second error is not raised over the first.
         """
-        caller = self._caller
         if failed:
-            with suppress(Exception):
-                if caller is not None:
-                    # compute → caller, as below.
-                    caller.wait(self._compute.record())
-            self.abandon()
+            self.abandon()  # the host waits for every stream, and so whoever it calls next
             return
-        assert caller is not None
+        assert self._caller is not None
         updated = self._compute.record()
         # compute → caller: parameters are written, gradients are no longer read.
-        caller.wait(updated)
+        self._caller.wait(updated)
         self._last_updated = updated
         if not self._overlap:
             # compute, write-back → host: the completed-step contract. Any stream may read now.

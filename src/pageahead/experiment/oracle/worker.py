@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from typing import TypeGuard
 
 import torch
 
@@ -30,6 +31,10 @@ def main(arguments: list[str]) -> int:
     with os.fdopen(int(arguments[0]), "w", encoding="utf-8") as channel:
         for line in sys.stdin:
             for reply in answer(requests.validate_json(line)):
+                if _broken(reply):
+                    # Every case after this one would fail, too: they are for another process.
+                    print(reply.problem, file=sys.stderr)
+                    return 1
                 channel.write(reply.model_dump_json() + "\n")
                 channel.flush()
     return 0
@@ -44,6 +49,17 @@ def answer(request: Request) -> Iterator[Reply]:
         cases = [parse_case(text) for text in request.cases]
         yield from check_group(cases, device, run=request.run, every_step=request.every_step)
     yield Done()
+
+
+def _broken(reply: Reply) -> TypeGuard[CellRecord]:
+    """Whether this process cannot use its GPU any more: an illegal access ends a CUDA context."""
+    if not isinstance(reply, CellRecord) or reply.result != "failed" or reply.device != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def device_of(kind: str) -> torch.device:
