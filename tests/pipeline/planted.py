@@ -130,7 +130,7 @@ PLANTED = (
     Planted(
         "one chunk more than there are slots is fetched ahead",
         (
-            ("len(self._flights) < plan.depth", "len(self._flights) <= plan.depth"),
+            ("len(self._flights) < depth", "len(self._flights) <= depth"),
             (
                 "self._free.popleft() if",
                 "plan.ring.slots[chunk.index % len(plan.ring.slots)] if",
@@ -277,8 +277,8 @@ PLANTED = (
         "lookahead looks two ahead",
         (
             (
-                "len(self._flights) < plan.depth",
-                "len(self._flights) < plan.depth + (plan.depth and not plan.transfer.copies)",
+                "len(self._flights) < depth",
+                "len(self._flights) < depth + (depth and not plan.transfer.copies)",
             ),
         ),
     ),

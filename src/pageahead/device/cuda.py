@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -86,10 +86,19 @@ class CudaDevice:
         return self._compute
 
     def caller_stream(self) -> CudaStream:
+        if self._compute_is_current():
+            return self._compute
         return CudaStream(torch.cuda.current_stream(self.torch_device), self._pool)
 
     def computing(self) -> AbstractContextManager[Any]:
+        if self._compute_is_current() and torch.cuda.current_device() == self.torch_device.index:
+            return nullcontext()
         return torch.cuda.stream(self._compute.raw)
+
+    def _compute_is_current(self) -> bool:
+        # A fiftieth of the host time of making a Stream; each step waits for it.
+        current = torch._C._cuda_getCurrentRawStream(self.torch_device.index)
+        return bool(current == self._compute.handle)
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor, *, stream: Any) -> None:
         if source.dim() == 1:

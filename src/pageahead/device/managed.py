@@ -19,7 +19,8 @@ _ATTACH_GLOBAL = 1  # cudaMemAttachGlobal
 _CONCURRENT_MANAGED_ACCESS = 89  # cudaDevAttrConcurrentManagedAccess
 
 _allocated: dict[torch.device, int] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""Reentrant: the collector may free an old optimizer's memory while this thread allocates."""
 
 
 @cache
@@ -65,7 +66,7 @@ def allocate(nbytes: int, device: torch.device, *, allow_oversubscription: bool)
             address = int(check(runtime.cudaMallocManaged(nbytes, _ATTACH_GLOBAL)))
             check(runtime.cudaMemsetAsync(address, 0, nbytes, 0))
             check(runtime.cudaStreamSynchronize(0))
-        _allocated[device] = wanted
+        _allocated[device] = allocated_bytes(device) + nbytes
     buffer = (ctypes.c_char * nbytes).from_address(address)
     # At exit the driver takes everything back; calling CUDA then may find it gone.
     weakref.finalize(buffer, _free, address, nbytes, device, os.getpid()).atexit = False
@@ -92,13 +93,13 @@ class _Bytes:
 
 
 def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The same memory as a CUDA tensor, for PyTorch's own operations; CUDA tensors as they are.
+    """The same memory as a tensor of `device`, for PyTorch's own operations.
 
     Args:
-        tensor: contiguous; a CUDA tensor, or a CPU-typed one over managed memory.
+        tensor: contiguous; a tensor of `device`, or a CPU-typed one over managed memory.
         device: that it is to be a tensor of.
     """
-    if tensor.is_cuda:
+    if tensor.device.type == device.type:
         return tensor
     flat = torch.as_tensor(_Bytes(tensor), device=device)
     return flat.view(tensor.dtype).view(tensor.shape)

@@ -23,6 +23,11 @@ from pageahead.memory.transfer import Transfer
 
 __all__ = ["Pipeline", "Plan", "Update"]
 
+EARLY = 2
+"""Chunks sent for before the host has prepared a step: enough to keep the link busy for so long.
+The rest follows the first update, which should not wait for their enqueuing: the way home starts
+with it."""
+
 Update = Callable[[Chunk, Slot | None], None]
 """Launches the updates of a chunk on the compute stream; the slot is None where nothing moved."""
 
@@ -121,7 +126,7 @@ class Pipeline:
         self._plan = self._primed = plan
         if plan.ring is not None:
             self._free.extend(plan.ring.slots)
-        self._fetch_ahead()
+        self._fetch_ahead(plan, min(EARLY, plan.depth))
 
     def advance(self, chunk: Chunk) -> None:
         """Update one chunk, send it home and send for the next.
@@ -149,7 +154,7 @@ class Pipeline:
             raise
         if plan.depth == 0:
             self._device.synchronize()
-        self._fetch_ahead()
+        self._fetch_ahead(plan, plan.depth)
 
     def finish(self, *, failed: bool = False) -> None:
         """Close the step: order the caller after it, and wait for what must be complete.
@@ -196,10 +201,8 @@ class Pipeline:
             self._last_written.synchronize()
             self._last_written = None
 
-    def _fetch_ahead(self) -> None:
-        plan = self._plan
-        assert plan is not None
-        while self._next < len(plan.chunks) and len(self._flights) < plan.depth:
+    def _fetch_ahead(self, plan: Plan, depth: int) -> None:
+        while self._next < len(plan.chunks) and len(self._flights) < depth:
             chunk = plan.chunks[self._next]
             if chunk.after is not None and chunk.after not in self._advanced:
                 return  # a parameter listed twice: its first update is not launched yet
