@@ -57,11 +57,22 @@ def test_is_frozen_and_takes_keywords_only() -> None:
         ("staging", 2.0**20, TypeError, r"staging is bytes \(an int\) or None, not 1048576.0"),
         ("staging", True, TypeError, "not True"),
         ("allow_oversubscription", 1, TypeError, "True or False, not 1"),
+        ("in_backward", "yes", TypeError, "in_backward is True or False, not 'yes'"),
+        ("free_grads", None, TypeError, "free_grads is True or False, not None"),
+        ("free_grads", True, ValueError, r"free_grads=True\) needs in_backward=True"),
+        ("hbm_reserve", -1, ValueError, "hbm_reserve=-1: bytes cannot be negative"),
+        ("hbm_reserve", 0.5, TypeError, r"hbm_reserve is bytes \(an int\), not 0.5"),
     ],
 )
 def test_invalid_values(field: str, value: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Paging(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", ["lookahead", "sequential"])
+def test_only_streamed_state_is_updated_in_backward(strategy: str) -> None:
+    with pytest.raises(ValueError, match=f"needs strategy='streamed', not '{strategy}'"):
+        Paging(strategy=strategy, in_backward=True)
 
 
 def test_an_unknown_field_is_refused() -> None:
@@ -77,6 +88,8 @@ def test_an_unknown_field_is_refused() -> None:
         ("HBM_BUDGET", "0.25", Paging(hbm_budget=0.25)),
         ("HBM_BUDGET", "auto", Paging(hbm_budget="auto")),
         ("STAGING", "2097152", Paging(staging=2_097_152)),
+        ("HBM_RESERVE", "5", Paging(hbm_reserve=5)),
+        ("IN_BACKWARD", "1", Paging(in_backward=True)),
         ("WRITE_BACK", "overlap", Paging(write_back="overlap")),
         ("ALLOW_OVERSUBSCRIPTION", "1", Paging(allow_oversubscription=True)),
         ("ALLOW_OVERSUBSCRIPTION", "True", Paging(allow_oversubscription=True)),

@@ -13,6 +13,7 @@ __all__ = ["STRATEGIES", "WRITE_BACKS", "Paging"]
 STRATEGIES = ("streamed", "lookahead", "sequential")
 WRITE_BACKS = ("before_return", "overlap")
 MINIMUM_STAGING = 1 << 20
+DEFAULT_RESERVE = 1 << 30
 
 
 def _setting(name: str, default: object, parse: Callable[[str], object]) -> Any:
@@ -69,9 +70,14 @@ class Paging:
             (managed memory, bitsandbytes' own order).
         hbm_budget: how much of the pageable state may stay on the device: bytes (`int`), a share of
             its bytes (`float`, 0 to 1) or ``"auto"``, which for now means 0.
+        hbm_reserve: bytes of device memory that ``"auto"`` leaves free for what may grow between two
+            steps.
         staging: bytes of device memory for the ring; None chooses it from the state's size.
         write_back: ``before_return`` (everything is complete when `step` returns) or ``overlap``
             (state may still be on its way home; `state_dict` waits for it).
+        in_backward: update each parameter as soon as backward has its gradient; `step` finishes
+            what is left. Only ``streamed``.
+        free_grads: with `in_backward`, free each gradient once its parameter is updated.
         allow_oversubscription: let managed memory exceed what the GPU has free. Can hang the GPU.
 
     Raises:
@@ -81,10 +87,13 @@ class Paging:
 
     strategy: str = _setting("strategy", "streamed", _parse_choice("strategy", STRATEGIES))
     hbm_budget: int | float | str = _setting("hbm_budget", "auto", _parse_budget)
+    hbm_reserve: int = _setting("hbm_reserve", DEFAULT_RESERVE, int)
     staging: int | None = _setting("staging", None, int)
     write_back: str = _setting(
         "write_back", "before_return", _parse_choice("write_back", WRITE_BACKS)
     )
+    in_backward: bool = _setting("in_backward", False, _parse_bool)
+    free_grads: bool = _setting("free_grads", False, _parse_bool)
     allow_oversubscription: bool = _setting("allow_oversubscription", False, _parse_bool)
 
     def __post_init__(self) -> None:
@@ -99,13 +108,25 @@ class Paging:
                     f"Paging.staging={self.staging} is too small: the ring needs at least "
                     f"{MINIMUM_STAGING} bytes (1 MiB)"
                 )
-        if not isinstance(self.allow_oversubscription, bool):
-            raise TypeError(
-                f"Paging.allow_oversubscription is True or False, not "
-                f"{self.allow_oversubscription!r}"
+        for name in ("in_backward", "free_grads", "allow_oversubscription"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"Paging.{name} is True or False, not {getattr(self, name)!r}")
+        if self.in_backward and self.strategy != "streamed":
+            raise ValueError(
+                f"Paging(in_backward=True) needs strategy='streamed', not {self.strategy!r}"
+            )
+        if self.free_grads and not self.in_backward:
+            raise ValueError(
+                "Paging(free_grads=True) needs in_backward=True: only updates that run during "
+                "backward are done before the gradients are all there"
             )
 
     def _check_budget(self) -> None:
+        reserve = self.hbm_reserve
+        if isinstance(reserve, bool) or not isinstance(reserve, int):
+            raise TypeError(f"Paging.hbm_reserve is bytes (an int), not {reserve!r}")
+        if reserve < 0:
+            raise ValueError(f"Paging.hbm_reserve={reserve}: bytes cannot be negative")
         budget = self.hbm_budget
         if isinstance(budget, bool) or not isinstance(budget, (int, float, str)):
             raise TypeError(
