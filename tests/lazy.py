@@ -142,6 +142,12 @@ class LazyDevice:
         what = f"copies {self._label(source)} to {self._label(destination)}"
         stream.launch(lambda: destination.copy_(source), what)
 
+    def zero(self, tensor: torch.Tensor, *, stream: LazyStream) -> None:
+        stream.launch(tensor.zero_, f"zeroes {self._label(tensor)}")
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        pass  # what is launched holds its tensors
+
     def prefetch(self, tensor: torch.Tensor, *, stream: LazyStream) -> None:
         stream.launch(lambda: None, f"prefetches {self._label(tensor)}")
 

@@ -95,6 +95,13 @@ class Tripwire:
         self.passes(f"copy on {stream.name}")
         self.inner.copy(destination, source, stream=stream.inner)
 
+    def zero(self, tensor: torch.Tensor, *, stream: _Stream) -> None:
+        self.passes(f"zero on {stream.name}")
+        self.inner.zero(tensor, stream=stream.inner)
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        self.inner.keep(tensor)
+
     def prefetch(self, tensor: torch.Tensor, *, stream: _Stream) -> None:
         self.passes(f"prefetch on {stream.name}")
         self.inner.prefetch(tensor, stream=stream.inner)

@@ -150,6 +150,12 @@ class CpuDevice:
     def copy(self, destination: torch.Tensor, source: torch.Tensor, *, stream: Any) -> None:
         stream.launch(lambda: destination.copy_(source))
 
+    def zero(self, tensor: torch.Tensor, *, stream: Any) -> None:
+        stream.launch(tensor.zero_)
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        pass  # updates have run when their launch returns
+
     def prefetch(self, tensor: torch.Tensor, *, stream: Any) -> None:
         # Ordinary memory has nowhere to migrate to; reading it keeps the order observable.
         if isinstance(stream, WorkerStream):

@@ -116,6 +116,15 @@ class CudaDevice:
                 stream.handle,
             )
 
+    def zero(self, tensor: torch.Tensor, *, stream: Any) -> None:
+        with torch.cuda.stream(stream.raw):
+            tensor.zero_()
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        # Memory of the compute stream's own pool is reused in that stream's order anyway.
+        if not self._compute_is_current():
+            tensor.record_stream(self._compute.raw)
+
     def prefetch(self, tensor: torch.Tensor, *, stream: Any) -> None:
         managed.prefetch(tensor, self.torch_device, stream.handle)
 

@@ -71,6 +71,15 @@ class Device(Protocol):
         Both are flat ``uint8`` tensors, or both two-dimensional ones with contiguous rows.
         """
 
+    def zero(self, tensor: torch.Tensor, *, stream: Any) -> None:
+        """Enqueue the zeroing of a flat ``uint8`` tensor."""
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Keep memory from being given to anything else before the compute stream is done with it.
+
+        What is enqueued on that stream so far, that is; the tensor itself may go right away.
+        """
+
     def prefetch(self, tensor: torch.Tensor, *, stream: Any) -> None:
         """Enqueue the migration of a managed tensor's pages to this device."""
 

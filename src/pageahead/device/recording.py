@@ -80,6 +80,7 @@ class RecordingDevice:
     Attributes:
         trace: every operation so far, in program order.
         names: what to call memory when the trace is printed; add to it freely.
+        kept: memory that `keep` was called for, and the event that whoever gets it next waits for.
         caller: the stream that is current unless `using` says otherwise.
         compute: the stream of updates, CUDA's legacy default stream.
     """
@@ -91,6 +92,7 @@ class RecordingDevice:
         self.torch_device = torch.device("cpu")
         self.trace: list[Operation] = []
         self.names = Names()
+        self.kept: list[tuple[Range, RecordedEvent]] = []
         self.caller = RecordedStream(self, "caller")
         self.compute = RecordedStream(self, "compute")
         self._execute = execute
@@ -167,6 +169,14 @@ class RecordingDevice:
         self.note(stream.name, "copies", reads=ranges_of([source]), writes=ranges_of([destination]))
         if self._execute:
             destination.copy_(source)
+
+    def zero(self, tensor: torch.Tensor, *, stream: RecordedStream) -> None:
+        self.note(stream.name, "zeroes", writes=ranges_of([tensor]))
+        if self._execute:
+            tensor.zero_()
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        self.kept.append((ranges_of([tensor])[0], self.compute.record()))
 
     def prefetch(self, tensor: torch.Tensor, *, stream: RecordedStream) -> None:
         self.note(stream.name, "prefetches", migrates=ranges_of([tensor]))

@@ -118,7 +118,9 @@ def pack(state: StateShape, numel: int, base: int = 0) -> tuple[tuple[int, ...],
     return tuple(offsets), end
 
 
-def cut(items: Sequence[Item], *, target: int, limit: int) -> tuple[Chunk, ...]:
+def cut(
+    items: Sequence[Item], *, target: int, limit: int, apart: bool = False
+) -> tuple[Chunk, ...]:
     """Divide a step into chunks.
 
     Args:
@@ -127,10 +129,15 @@ def cut(items: Sequence[Item], *, target: int, limit: int) -> tuple[Chunk, ...]:
         limit: bytes above which a parameter is cut, and which no chunk exceeds (a chunk of one
             whole parameter excepted where `limit` is 0: nothing is cut then). With `target` 0,
             too, every parameter is a chunk of its own.
+        apart: let each resident item be a chunk of its own, without bytes, instead of riding along
+            with its neighbours: for chunks that are updated when all of their gradients are there.
     """
     plan = _Plan()
     for number, item in enumerate(items):
         numel = item.state.numel
+        if item.offset is None and apart:
+            plan.stay(Slice(number, 0, numel, ()))
+            continue
         if item.offset is None:
             plan.slices.append(Slice(number, 0, numel, ()))
             continue
@@ -192,6 +199,10 @@ class _Plan:
         self.nbytes = end
         if after is not None:
             self.after = after if self.after is None else max(after, self.after)
+
+    def stay(self, part: Slice) -> None:
+        """A chunk that goes nowhere, beside the one that is being filled."""
+        self.chunks.append(Chunk(len(self.chunks), (part,), (), 0))
 
     def _copy(self, piece: Piece) -> None:
         if self.pieces and self.pieces[-1].rows == piece.rows == 1:

@@ -24,6 +24,9 @@ class Transfer(Protocol):
     def fetch(self, chunk: Chunk, slot: Slot | None, *, stream: Stream) -> None:
         """Enqueue everything that brings `chunk` to the device."""
 
+    def clear(self, slot: Slot, nbytes: int, *, stream: Stream) -> None:
+        """Enqueue the zeroing of what a slot holds, in the place of fetching zeros."""
+
     def write_back(self, chunk: Chunk, slot: Slot, *, stream: Stream) -> None:
         """Enqueue everything that brings `chunk` home."""
 
@@ -42,6 +45,9 @@ class StreamedTransfer:
         assert slot is not None
         for in_slot, in_arena in self._pairs(chunk, slot):
             self._device.copy(in_slot, in_arena, stream=stream)
+
+    def clear(self, slot: Slot, nbytes: int, *, stream: Stream) -> None:
+        self._device.zero(slot.memory[:nbytes], stream=stream)
 
     def write_back(self, chunk: Chunk, slot: Slot, *, stream: Stream) -> None:
         for in_slot, in_arena in self._pairs(chunk, slot):
@@ -80,6 +86,9 @@ class ManagedTransfer:
     def fetch(self, chunk: Chunk, slot: Slot | None, *, stream: Stream) -> None:
         for tensor in self._tensors(chunk):
             self._device.prefetch(tensor, stream=stream)
+
+    def clear(self, slot: Slot, nbytes: int, *, stream: Stream) -> None:
+        raise AssertionError("managed state has no slots")
 
     def write_back(self, chunk: Chunk, slot: Slot, *, stream: Stream) -> None:
         raise AssertionError("managed state is updated in place")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-__all__ = ["Active", "GetConfig", "collect", "make_contiguous"]
+__all__ = ["Active", "GetConfig", "check", "collect", "make_contiguous"]
 
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -43,8 +43,14 @@ class Active:
         self.step = self.state["step"]
 
 
-def collect(groups: Iterable[Mapping[str, Any]]) -> list[Active]:
+def collect(
+    groups: Iterable[Mapping[str, Any]], done: Container[torch.Tensor] = ()
+) -> list[Active]:
     """Return the parameters with a gradient, in group order, one entry per listing.
+
+    Args:
+        groups: ``param_groups``.
+        done: parameters that are left out.
 
     Raises:
         TypeError: a gradient is sparse, or its dtype is not the parameter's or not one that
@@ -54,20 +60,28 @@ def collect(groups: Iterable[Mapping[str, Any]]) -> list[Active]:
     found = []
     for gindex, group in enumerate(groups):
         for pindex, parameter in enumerate(group["params"]):
-            gradient = parameter.grad
-            if gradient is None:
+            if parameter.grad is None or (done and parameter in done):
                 continue
-            if (
-                gradient.dtype != parameter.dtype
-                or gradient.dtype not in SUPPORTED_DTYPES
-                or gradient.layout != torch.strided
-                or parameter.layout != torch.strided
-                or gradient.device != parameter.device
-                or gradient.shape != parameter.shape
-            ):
-                _refuse(parameter, gradient, gindex, pindex)
+            check(parameter, parameter.grad, gindex, pindex)
             found.append(Active(parameter, group, gindex, pindex))
     return found
+
+
+def check(parameter: torch.Tensor, gradient: torch.Tensor, gindex: int, pindex: int) -> None:
+    """Check that a gradient is one that bitsandbytes can update its parameter with.
+
+    Raises:
+        TypeError, ValueError: as `collect`.
+    """
+    if (
+        gradient.dtype != parameter.dtype
+        or gradient.dtype not in SUPPORTED_DTYPES
+        or gradient.layout != torch.strided
+        or parameter.layout != torch.strided
+        or gradient.device != parameter.device
+        or gradient.shape != parameter.shape
+    ):
+        _refuse(parameter, gradient, gindex, pindex)
 
 
 def make_contiguous(actives: Iterable[Active]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from pageahead.memory.transfer import ManagedTransfer, StreamedTransfer
 from pageahead.optim.active import Active, GetConfig
 from pageahead.optim.homes import Home
 from pageahead.optim.paging import Paging
-from pageahead.optim.plan import SLOTS, StepPlan, chunk_bytes
+from pageahead.optim.plan import SLOTS, StepPlan, backward_slots, chunk_bytes
 from pageahead.optim.update import launch
 from pageahead.pipeline import Pipeline, Plan
 
@@ -28,10 +29,14 @@ logger = logging.getLogger("pageahead")
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How a step moves paged state: the strategy, or what it fell back to, and the reason."""
+    """How a step moves paged state: the strategy, or what it fell back to, and the reason.
+
+    `in_backward`: chunks are updated in the order in which backward is done with them.
+    """
 
     path: str
     reason: str = ""
+    in_backward: bool = False
 
 
 class StateSource:
@@ -74,6 +79,7 @@ class Engine:
         """How the last step moved paged state."""
         self._warned = False  # of an obstacle to lookahead, once
         self._plan: tuple[StepPlan, Plan, Mode] | None = None
+        self._primed_versions: list[int] | None = None
         self._actives: Sequence[Active] = ()
         self._get_config: GetConfig | None = None
 
@@ -106,6 +112,7 @@ class Engine:
     def forget_plan(self) -> None:
         """Drop prepared views, of state tensors that were replaced or for another set of them."""
         self._plan = None
+        self._primed_versions = None
         self._pipeline.forget_plan()
 
     def settle(self) -> None:
@@ -138,7 +145,9 @@ class Engine:
         """Update every active parameter. After an exception nothing is left in flight."""
         self._actives, self._get_config = actives, get_config
         try:
-            plan, moves = self._plan_for(actives, homes, several_devices)
+            mode = self._mode_for(homes, several_devices)
+            states = {active.parameter: active.state for active in actives}
+            plan, moves = self._plan_for(actives, homes, states, mode)
             self._pipeline.begin(moves, lambda chunk, slot: self._update(plan, chunk, slot))
             with self._device.computing():
                 for chunk in plan.chunks:
@@ -150,33 +159,104 @@ class Engine:
         finally:
             self._actives, self._get_config = (), None
 
+    # --- updates in backward ----------------------------------------------------------------------
+
+    def open(
+        self,
+        actives: Sequence[Active],
+        homes: Sequence[Home],
+        states: Mapping[torch.Tensor, dict[str, Any]],
+        get_config: GetConfig,
+    ) -> StepPlan:
+        """Begin a step whose chunks are updated one by one, as `update` is called.
+
+        Args:
+            actives: in the order in which their gradients are expected.
+            homes: theirs. Their state need not be made before their chunk is updated.
+            states: by parameter, looked up when a chunk is updated.
+            get_config: bitsandbytes'.
+        """
+        self._actives, self._get_config = actives, get_config
+        if self._primed_versions is not None and self._primed_versions != self._versions():
+            self._pipeline.abandon()  # state was changed in place after it was fetched
+        self._primed_versions = None
+        mode = Mode(self._paging.strategy, in_backward=True)
+        plan, moves = self._plan_for(actives, homes, states, mode)
+        moves.fresh.update(
+            chunk.index
+            for chunk in plan.chunks
+            if not any(states.get(plan.parameters[part.item]) for part in chunk.slices)
+        )
+        self._pipeline.begin(moves, lambda chunk, slot: self._update(plan, chunk, slot))
+        return plan
+
+    def update(self, chunk: Chunk) -> None:
+        """Update one chunk of an open step; its gradients come from the current stream."""
+        ready = self._device.caller_stream().record()
+        with self._device.computing():
+            self._pipeline.advance(chunk, ready=ready)
+
+    def keep(self, gradient: torch.Tensor) -> None:
+        """Call before a gradient is let go of whose update is launched."""
+        self._device.keep(gradient)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Finish an open step; chunks that were not updated are as they were before."""
+        if self._plan is not None:
+            self._plan[1].fresh.clear()
+        try:
+            self._pipeline.finish(failed=failed)
+        finally:
+            self._actives, self._get_config = (), None
+
+    def fetch_early(self) -> None:
+        """Fill the ring for the next backward, while forward runs."""
+        if self._plan is None or not self._plan[2].in_backward or self._device.capturing():
+            return
+        self._primed_versions = self._versions()
+        self._pipeline.prime(self._plan[1], self._plan[1].depth)
+
+    def _versions(self) -> list[int]:
+        """Rise when somebody else changes state in place; our own copies leave them."""
+        plan = self._plan
+        if plan is None:
+            return []
+        return [tensor._version for home in plan[0].homes for tensor in home.tensors]
+
+    # --- plans ------------------------------------------------------------------------------------
+
     def _update(self, plan: StepPlan, chunk: Chunk, slot: Slot | None) -> None:
         assert self._get_config is not None
         for number, launches in plan.views(chunk, slot):
             active = self._actives[number]
             for views in launches:
-                if views.start == 0:
+                if active.config is None:
                     active.open(self._get_config)
                 launch(self._name, active, views)
 
     def _plan_for(
-        self, actives: Sequence[Active], homes: Sequence[Home], several_devices: bool
+        self,
+        actives: Sequence[Active],
+        homes: Sequence[Home],
+        states: Mapping[torch.Tensor, dict[str, Any]],
+        mode: Mode,
     ) -> tuple[StepPlan, Plan]:
         parameters = [active.parameter for active in actives]
-        mode = self._mode_for(homes, several_devices)
         if self._plan is not None and self._plan[2] == mode and self._plan[0].is_for(parameters):
             return self._plan[:2]
         self.forget_plan()
         self.mode = mode
-        plan, moves = self._build(actives, homes, mode)
+        plan, moves = self._build(parameters, homes, states, mode)
         self._plan = plan, moves, mode
         return plan, moves
 
     def _build(
-        self, actives: Sequence[Active], homes: Sequence[Home], mode: Mode
+        self,
+        parameters: Sequence[torch.Tensor],
+        homes: Sequence[Home],
+        states: Mapping[torch.Tensor, dict[str, Any]],
+        mode: Mode,
     ) -> tuple[StepPlan, Plan]:
-        states = [active.state for active in actives]
-        parameters = [active.parameter for active in actives]
         if self.arena is None:
             plan = StepPlan.build(parameters, homes, states, target=0, limit=0)
             transfer = ManagedTransfer(
@@ -192,16 +272,26 @@ class Engine:
             return plan, Plan(plan.chunks, transfer, None, depth)
         moved = [home.shape for home in homes if home.paged]
         target, limit = chunk_bytes(moved, self._paging.staging)
-        plan = StepPlan.build(parameters, homes, states, target=target, limit=limit)
-        ring = self._ring_of(plan.slot_bytes)
-        depth = SLOTS if ring is not None else 1
+        plan = StepPlan.build(
+            parameters, homes, states, target=target, limit=limit, apart=mode.in_backward
+        )
+        slots = SLOTS
+        if mode.in_backward:
+            total = sum(shape.nbytes for shape in moved)
+            slots = backward_slots(plan.slot_bytes, total, self._paging.staging)
+        ring = self._ring_of(plan.slot_bytes, slots)
+        # In backward one slot is left for a chunk that comes before it was expected.
+        depth = slots - mode.in_backward if ring is not None else 1
         moves = Plan(plan.chunks, StreamedTransfer(self._device, self.arena), ring, depth)
         return plan, moves
 
-    def _ring_of(self, slot_bytes: int) -> Ring | None:
-        if slot_bytes and (self.ring is None or self.ring.slot_bytes < slot_bytes):
-            self.ring = None  # the old one goes first: both together would raise the peak
-            self.ring = Ring(self._device, SLOTS, slot_bytes)
+    def _ring_of(self, slot_bytes: int, slots: int) -> Ring | None:
+        known = self.ring
+        if slot_bytes and (
+            known is None or known.slot_bytes < slot_bytes or len(known.slots) < slots
+        ):
+            self.ring = known = None  # the old one goes first: both together would raise the peak
+            self.ring = Ring(self._device, slots, slot_bytes)
         return self.ring
 
     def _mode_for(self, homes: Sequence[Home], several_devices: bool) -> Mode:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import inspect
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ import torch
 from pageahead.device import device_for
 from pageahead.optim import checkpoint
 from pageahead.optim.active import Active, collect, make_contiguous
+from pageahead.optim.backward import BackwardUpdates
 from pageahead.optim.base import BitsandbytesOptimizer
 from pageahead.optim.engine import Engine, StateSource
 from pageahead.optim.homes import Home, check_homes, choose_homes, refuse_capture
@@ -58,9 +61,15 @@ class PagedOptimizer(BitsandbytesOptimizer):
         self.paging = Paging() if paging is None else paging
         self._engines: dict[torch.device, Engine] = {}
         self._homes: dict[torch.Tensor, Home] = {}
+        self._reserved: dict[torch.Tensor, Home] = {}
+        """Homes with room but without state: a gradient was expected, or is about to come."""
+        self._backward: BackwardUpdates | None = None
         self._source: StateSource | None = None
         self._process = os.getpid()
         super().__init__(*args, **kwargs)
+        if self.paging.in_backward:
+            self._backward = BackwardUpdates(self)
+            self._backward.attach(parameter for _, _, parameter in self._listed())
 
     # --- the step -----------------------------------------------------------------------------
 
@@ -91,28 +100,45 @@ class PagedOptimizer(BitsandbytesOptimizer):
         if not self.initialized:
             self.check_overrides()
             self.initialized = True
+        if self._backward is not None:
+            self._finish_backward(self._backward)
+        else:
+            self._step()
+        return loss
+
+    def _step(self) -> None:
         waiting = dict(self._engines)
         try:
             # Chunks start coming in while the host checks and prepares this step.
             for engine in waiting.values():
                 engine.anticipate()
             by_device = self._prepare()
-            for device, group in by_device.items():
+            for device in by_device:
                 waiting.pop(device, None)
-                self._engine(device).step(
-                    group,
-                    [self._homes[active.parameter] for active in group],
-                    self.get_config,
-                    several_devices=len(by_device) > 1,
-                )
+            self._update(by_device)
         finally:
             for engine in waiting.values():
                 engine.abandon()
-        return loss
 
-    def _prepare(self) -> dict[torch.device, list[Active]]:
+    def _finish_backward(self, backward: BackwardUpdates) -> None:
+        """Close the wave of updates in backward, and update whatever it left."""
+        self._update(self._prepare(backward.close()))
+        backward.attach(parameter for _, _, parameter in self._listed())
+        for engine in self._engines.values():
+            engine.fetch_early()
+
+    def _update(self, by_device: dict[torch.device, list[Active]]) -> None:
+        for device, group in by_device.items():
+            self._engine(device).step(
+                group,
+                [self._homes[active.parameter] for active in group],
+                self.get_config,
+                several_devices=len(by_device) > 1,
+            )
+
+    def _prepare(self, done: Container[torch.Tensor] = ()) -> dict[torch.device, list[Active]]:
         """Collect and check this step's parameters, and make state for those that have none."""
-        actives = collect(self.param_groups)
+        actives = collect(self.param_groups, done)
         refuse_capture({active.parameter.device for active in actives})
         check_homes(actives, self._homes, self.state)
         self._make_state([active for active in actives if active.parameter not in self._homes])
@@ -146,20 +172,42 @@ class PagedOptimizer(BitsandbytesOptimizer):
         unique = list(first.values())
         if not unique:
             return
-        homes = self._choose_homes(
-            [self._candidate(one.parameter, one.gindex, one.pindex) for one in unique]
-        )
-        reserved = self._reserve(homes)
+        unreserved = {one.parameter for one in unique if one.parameter not in self._reserved}
+        homes, grown = self._reserve_homes(unique)
         try:
             for active, home in zip(unique, homes, strict=True):
                 self._init_home(active, home)
         except BaseException:
-            for active in unique:
+            for active, home in zip(unique, homes, strict=True):
                 self.state.pop(active.parameter, None)
                 self._homes.pop(active.parameter, None)
-            for engine in reserved:
+                self._reserved[active.parameter] = home
+                if active.parameter in unreserved:
+                    del self._reserved[active.parameter]
+            for engine in grown:
                 engine.release_last()
             raise
+
+    def _reserve_homes(self, actives: Sequence[Active]) -> tuple[list[Home], list[Engine]]:
+        """Give every parameter a home with room for its state, and make that room.
+
+        Returns:
+            The homes, and the engines that grew for them.
+        """
+        new = {
+            active.parameter: self._candidate(active.parameter, active.gindex, active.pindex)
+            for active in actives
+            if active.parameter not in self._homes and active.parameter not in self._reserved
+        }
+        grown: list[Engine] = []
+        if new:
+            homes = self._choose_homes(list(new.values()))
+            grown = self._reserve(homes)
+            self._reserved.update(zip(new, homes, strict=True))
+        return [self._home_of(active.parameter) for active in actives], grown
+
+    def _home_of(self, parameter: torch.Tensor) -> Home:
+        return self._homes.get(parameter) or self._reserved[parameter]
 
     def _reserve(self, homes: Sequence[Home]) -> list[Engine]:
         """Make room for paged homes on every device, or on none."""
@@ -184,7 +232,7 @@ class PagedOptimizer(BitsandbytesOptimizer):
             candidates,
             self.paging,
             self.optimizer_name,
-            self._homes.values(),
+            chain(self._homes.values(), self._reserved.values()),
             self._pageable_bytes() if budgeted else 0,
         )
 
@@ -219,6 +267,7 @@ class PagedOptimizer(BitsandbytesOptimizer):
         state = self.state[parameter]
         home.tensors = tuple(state[key] for key in ("state1", "state2") if key in state)
         self._homes[parameter] = home
+        self._reserved.pop(parameter, None)
 
     def get_state_buffer(self, p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """bitsandbytes asks here for a zeroed state tensor shaped like `p`."""
@@ -234,6 +283,44 @@ class PagedOptimizer(BitsandbytesOptimizer):
         if self._source is not None:
             return self._source.tensor((2, *p.shape), dtype)
         return torch.zeros((2, *p.shape), dtype=dtype, device=p.device)
+
+    # --- updates in backward --------------------------------------------------------------------
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """A context for backward passes whose gradients only accumulate.
+
+        With ``in_backward``, every micro-batch but the last goes inside; without, it does nothing.
+
+        Raises:
+            RuntimeError: parameters were updated already since the last `step`.
+        """
+        return nullcontext() if self._backward is None else self._backward.accumulate()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear gradients, and let go of a backward that no `step` follows.
+
+        Its updates stay: state and parameters are as after a step over those parameters alone.
+        """
+        if self._backward is not None:
+            self._backward.abandon()
+        super().zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """See `torch.optim.Optimizer.add_param_group`."""
+        super().add_param_group(param_group)
+        if getattr(self, "_backward", None) is not None:
+            assert self._backward is not None
+            self._backward.attach(parameter for _, _, parameter in self._listed())
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # A GradScaler asks this right before its step: the last chance to say it.
+        if self._backward is not None:
+            raise RuntimeError(
+                "scaler.step() with in_backward=True: parameters were updated during backward, by "
+                "gradients that were still scaled. Use in_backward=False with a GradScaler."
+            )
+        return False
 
     # --- what users ask -----------------------------------------------------------------------
 
@@ -311,7 +398,9 @@ class PagedOptimizer(BitsandbytesOptimizer):
         """Replace all state by checked state. Takes the memory it needs before it changes any."""
         for engine in self._engines.values():
             engine.settle()
-        before = self._homes, self._engines, self.state
+        if self._backward is not None:
+            self._backward.abandon()
+        before = self._homes, self._reserved, self._engines, self.state
         same = len(saved) == len(self._homes) and all(
             one.parameter in self._homes
             and self._homes[one.parameter].shape == one.candidate.shape
@@ -320,14 +409,15 @@ class PagedOptimizer(BitsandbytesOptimizer):
         )
         if not same:
             # New homes beside the old ones: whatever fails here leaves those as they were.
-            self._homes, self._engines, self.state = {}, {}, defaultdict(dict)
+            self._homes, self._reserved, self._engines = {}, {}, {}
+            self.state = defaultdict(dict)
             try:
                 homes = self._choose_homes([one.candidate for one in saved])
                 self._reserve(homes)
                 for one, home in zip(saved, homes, strict=True):
                     self._empty_home(one, home)
             except BaseException:
-                self._homes, self._engines, self.state = before
+                self._homes, self._reserved, self._engines, self.state = before
                 raise
         for one in saved:
             checkpoint.fill(self.state[one.parameter], one)

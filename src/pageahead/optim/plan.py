@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,16 @@ from pageahead.memory.ring import Slot
 from pageahead.optim.homes import Home
 from pageahead.optim.update import MAX_LAUNCH, StateViews
 
-__all__ = ["SLOTS", "StepPlan", "chunk_bytes"]
+__all__ = ["SLOTS", "StepPlan", "backward_slots", "chunk_bytes"]
 
 SLOTS = 4
 """Chunks in flight: one coming in, one being updated, one going home, one to even out the pace."""
+
+BACKWARD_SHARE = 10
+"""One part in so many of the streamed state is what a ring for updates in backward may hold..."""
+
+BACKWARD_LARGEST = 1 << 30
+"""...but no more bytes than these: what moves beside forward is then a fifth of a large state."""
 
 LINK_BYTES_PER_SECOND = 50e9
 """What one direction of a PCIe 5 x16 link carries while the other is busy, too (H200, measured)."""
@@ -47,7 +53,7 @@ class StepPlan:
 
     parameters: tuple[torch.Tensor, ...]
     homes: tuple[Home, ...]
-    states: tuple[dict[str, Any], ...]
+    states: Mapping[torch.Tensor, dict[str, Any]]
     chunks: tuple[Chunk, ...]
     _views: dict[tuple[int, int], list[tuple[int, list[StateViews]]]] = field(default_factory=dict)
 
@@ -56,18 +62,22 @@ class StepPlan:
         cls,
         parameters: Sequence[torch.Tensor],
         homes: Sequence[Home],
-        states: Sequence[dict[str, Any]],
+        states: Mapping[torch.Tensor, dict[str, Any]],
         *,
         target: int,
         limit: int,
+        apart: bool = False,
     ) -> StepPlan:
-        """Cut a step into chunks; see `pageahead.memory.layout.cut` for `target` and `limit`."""
+        """Cut a step into chunks; see `pageahead.memory.layout.cut` for the keywords.
+
+        `states` is looked at when a chunk's views are first needed.
+        """
         items = [
             Item(id(parameter), home.shape, home.offset if home.paged else None)
             for parameter, home in zip(parameters, homes, strict=True)
         ]
-        chunks = cut(items, target=target, limit=limit)
-        return cls(tuple(parameters), tuple(homes), tuple(states), chunks)
+        chunks = cut(items, target=target, limit=limit, apart=apart)
+        return cls(tuple(parameters), tuple(homes), states, chunks)
 
     @property
     def slot_bytes(self) -> int:
@@ -90,7 +100,7 @@ class StepPlan:
         return known
 
     def _launches(self, part: Slice, slot: Slot | None) -> Iterator[StateViews]:
-        home, state = self.homes[part.item], self.states[part.item]
+        home, state = self.homes[part.item], self.states[self.parameters[part.item]]
         shape = tuple(self.parameters[part.item].shape)
         tensors = home.tensors
         if home.paged and slot is not None:
@@ -150,6 +160,17 @@ def chunk_bytes(states: Iterable[StateShape], staging: int | None) -> tuple[int,
     if staging is not None:
         limit = min(limit, staging // SLOTS)
     return min(target, limit), limit
+
+
+def backward_slots(slot_bytes: int, state_bytes: int, staging: int | None) -> int:
+    """How many slots a ring has whose chunks are updated during backward.
+
+    Backward brings gradients at its own pace, now fast, now slow. What is fetched ahead before it
+    starts and what may still be on its way home when it ends evens that out, and moves that much
+    of the state beside forward.
+    """
+    bytes_of_ring = staging or min(state_bytes // BACKWARD_SHARE, BACKWARD_LARGEST)
+    return max(SLOTS, bytes_of_ring // max(slot_bytes, 1))
 
 
 def _flat(tensor: torch.Tensor, rows: int) -> torch.Tensor:

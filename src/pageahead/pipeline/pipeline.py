@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from pageahead.device.protocol import Device, Event, Stream
+from pageahead.device.protocol import Device, Event
 from pageahead.memory.layout import Chunk
 from pageahead.memory.ring import Ring, Slot
 from pageahead.memory.transfer import Transfer
@@ -42,12 +42,15 @@ class Plan:
         ring: the slots, for a transfer that copies.
         depth: how many chunks may be fetched ahead of the one being updated; 0 means that each
             is fetched when its turn comes and the device is synchronized after it.
+        fresh: indices of chunks whose state is all zeros, so that nothing has to be fetched; each
+            leaves the set when it goes home.
     """
 
     chunks: tuple[Chunk, ...]
     transfer: Transfer
     ring: Ring | None
     depth: int
+    fresh: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,6 @@ class Pipeline:
 
     def _start(self) -> None:
         self._primed: Plan | None = None
-        self._caller: Stream | None = None
         self._update: Update | None = None
         self._next = 0
         self._flights: dict[int, _Flight] = {}
@@ -90,15 +92,19 @@ class Pipeline:
         self._emptied: dict[int, Event] = {}  # by slot
         self._written: dict[int, Event] = {}  # by chunk
 
-    def prime(self, plan: Plan) -> None:
+    def prime(self, plan: Plan, most: int = EARLY) -> None:
         """Send for the first chunks of a step: they depend on nothing that the caller does.
 
         Optional: `begin` does it otherwise. Called as soon as a step is likely to follow `plan`, it
         hides the time the host takes to prepare that step. `abandon` takes it back.
+
+        Args:
+            plan: the step's.
+            most: how many chunks, if the plan's depth allows that.
         """
         self._start()
         self._open = True
-        self._prime(plan)
+        self._prime(plan, most)
 
     def begin(self, plan: Plan, update: Update) -> None:
         """Open a step: order updates after the caller's work, and send for the first chunks."""
@@ -109,13 +115,12 @@ class Pipeline:
             self._start()
         self._open = True
         self._update = update
-        self._caller = self._device.caller_stream()
         # caller → compute: gradients are written, parameters are no longer read.
-        self._compute.wait(self._caller.record())
+        self._compute.wait(self._device.caller_stream().record())
         if plan is not self._primed:
-            self._prime(plan)
+            self._prime(plan, EARLY)
 
-    def _prime(self, plan: Plan) -> None:
+    def _prime(self, plan: Plan, most: int) -> None:
         if plan.ring is not None and plan is not self._plan:
             # compute → fetch, new slots: their memory comes from the compute stream's pool, where
             # whoever had it before may not be done with it.
@@ -126,15 +131,23 @@ class Pipeline:
         self._plan = self._primed = plan
         if plan.ring is not None:
             self._free.extend(plan.ring.slots)
-        self._fetch_ahead(plan, min(EARLY, plan.depth))
+        self._fetch_ahead(plan, min(most, plan.depth))
 
-    def advance(self, chunk: Chunk) -> None:
+    def advance(self, chunk: Chunk, *, ready: Event | None = None) -> None:
         """Update one chunk, send it home and send for the next.
 
         If the update raises, the chunk still goes home: what was updated keeps its state.
+
+        Args:
+            chunk: one of the plan's; in any order, except that a parameter listed twice comes in
+                its own.
+            ready: its gradients are written, where that happens after `begin`.
         """
         plan, update = self._plan, self._update
         assert plan is not None and update is not None
+        if ready is not None:
+            # caller → compute: these gradients are written, these parameters no longer read.
+            self._compute.wait(ready)
         self._advanced.add(chunk.index)
         if not chunk.nbytes:
             update(chunk, None)
@@ -166,10 +179,9 @@ class Pipeline:
         if failed:
             self.abandon()  # the host waits for every stream, and so whoever it calls next
             return
-        assert self._caller is not None
         updated = self._compute.record()
         # compute → caller: parameters are written, gradients are no longer read.
-        self._caller.wait(updated)
+        self._device.caller_stream().wait(updated)
         self._last_updated = updated
         if not self._overlap:
             # compute, write-back → host: the completed-step contract. Any stream may read now.
@@ -192,6 +204,9 @@ class Pipeline:
 
     def settle(self) -> None:
         """Block the host until all state is complete: updated, and home again if it travels."""
+        if self._open:
+            # compute, write-back → host: in the middle of a step, nothing has been handed on yet.
+            self._device.drain()
         if self._last_updated is not None:
             # compute → host: managed state is updated where the host reads it.
             self._last_updated.synchronize()
@@ -221,7 +236,10 @@ class Pipeline:
         if written is not None:
             # write-back → fetch, same bytes: a parameter listed twice is home again.
             stream.wait(written)
-        plan.transfer.fetch(chunk, slot, stream=stream)
+        if slot is not None and chunk.index in plan.fresh:
+            plan.transfer.clear(slot, chunk.nbytes, stream=stream)
+        else:
+            plan.transfer.fetch(chunk, slot, stream=stream)
         return _Flight(slot, stream.record())
 
     def _send_home(self, chunk: Chunk, slot: Slot | None, plan: Plan) -> None:
@@ -233,3 +251,4 @@ class Pipeline:
         written = self._write_back.record()
         self._emptied[slot.index] = self._written[chunk.index] = self._last_written = written
         self._free.append(slot)
+        plan.fresh.discard(chunk.index)

@@ -1,0 +1,391 @@
+"""Updates issued from gradient hooks, while backward still runs.
+
+A **wave** is one backward: it opens with the first gradient that arrives and closes with `step()`.
+In between each chunk is updated as soon as the gradients of all its parameters are there. Whatever
+did not get there by then (a parameter whose hook never fired, the rest of its chunk) is left to
+`step()`, which updates it as if there had been no wave.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from pageahead.memory.layout import Chunk
+from pageahead.optim.active import Active, check, make_contiguous
+from pageahead.optim.engine import Engine
+from pageahead.optim.homes import check_homes, refuse_capture
+from pageahead.optim.misuse import changed_groups, groups_of, other_users
+
+if TYPE_CHECKING:
+    from pageahead.optim.paged import PagedOptimizer
+
+__all__ = ["BackwardUpdates"]
+
+_hooked: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""For each parameter a weak reference to whoever updates it in backward."""
+
+
+@dataclass(eq=False, slots=True)
+class _Lane:
+    """What a wave does on one device.
+
+    Attributes:
+        engine: of the device.
+        actives: the parameters that are expected, in the plan's order.
+        chunks: the plan's.
+        missing: for each chunk the parameters whose gradient has not arrived.
+        chunks_of: for each parameter the chunks with a part of its state, in order.
+        left: for each parameter how many of these are not updated.
+        active_of: for each parameter its place.
+        last: index of the chunk updated last, of those that travel.
+        in_order: whether they came in the plan's order so far.
+    """
+
+    engine: Engine
+    actives: list[Active]
+    chunks: Sequence[Chunk] = ()
+    missing: list[set[torch.Tensor]] = field(default_factory=list)
+    chunks_of: dict[torch.Tensor, list[int]] = field(default_factory=dict)
+    left: dict[torch.Tensor, int] = field(default_factory=dict)
+    active_of: dict[torch.Tensor, Active] = field(default_factory=dict)
+    last: int = -1
+    in_order: bool = True
+
+    def expect(self, chunks: Sequence[Chunk]) -> None:
+        self.chunks = chunks
+        for active in self.actives:
+            self.active_of[active.parameter] = active
+        for chunk in chunks:
+            parameters = [self.actives[part.item].parameter for part in chunk.slices]
+            self.missing.append(set(parameters))
+            for parameter in dict.fromkeys(parameters):
+                self.chunks_of.setdefault(parameter, []).append(chunk.index)
+        self.left = {parameter: len(chunks) for parameter, chunks in self.chunks_of.items()}
+
+    def ready(self, parameter: torch.Tensor) -> Iterator[Chunk]:
+        """The chunks that wait for nothing any more now that this gradient is there."""
+        for index in self.chunks_of[parameter]:
+            self.missing[index].discard(parameter)
+            if not self.missing[index]:
+                chunk = self.chunks[index]
+                if chunk.nbytes:
+                    self.in_order = self.in_order and index > self.last
+                    self.last = index
+                yield chunk
+
+    def updated(self, chunk: Chunk) -> Iterator[torch.Tensor]:
+        """The parameters that are done now that this chunk is."""
+        for parameter in dict.fromkeys(self.actives[part.item].parameter for part in chunk.slices):
+            self.left[parameter] -= 1
+            if not self.left[parameter]:
+                yield parameter
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A gradient when its parameter was updated: later edits would be lost."""
+
+    gradient: torch.Tensor
+    version: int
+
+
+@dataclass(eq=False, slots=True)
+class _Wave:
+    """One backward.
+
+    Attributes:
+        lanes: by device.
+        groups: the parameter groups' hyperparameters when it opened.
+        arrived: parameters whose hook has fired, in that order.
+        updated: those of them that are updated, with their gradients.
+        problem: what went wrong first; nothing more is updated then.
+    """
+
+    lanes: dict[torch.device, _Lane]
+    groups: list[dict[str, Any]]
+    arrived: dict[torch.Tensor, None] = field(default_factory=dict)
+    updated: dict[torch.Tensor, _Mark] = field(default_factory=dict)
+    problem: str = ""
+    failed: bool = False
+
+
+class BackwardUpdates:
+    """The gradient hooks of one optimizer, and the wave that is open."""
+
+    def __init__(self, optimizer: PagedOptimizer) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        # Hooks run on autograd's threads, one for each device.
+        self._lock = threading.RLock()
+        self._handles: list[RemovableHandle] = []
+        self._attached: set[int] = set()
+        self._wave: _Wave | None = None
+        self._order: list[torch.Tensor] | None = None
+        """Parameters as their gradients came last; before that is known, reverse registration."""
+        self._accumulating = 0
+        self._alone = False  # whether it was looked for others that use the gradients
+        # A hook lives as long as its parameter: without this, longer than the optimizer.
+        weakref.finalize(optimizer, _remove, self._handles).atexit = False
+
+    # --- hooks ----------------------------------------------------------------------------------
+
+    def refuse_second(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Raise `RuntimeError` if another optimizer updates one of these in backward."""
+        for parameter in parameters:
+            known = _hooked.get(parameter)
+            other = None if known is None else known()
+            if other is not None and other is not self and other._optimizer() is not None:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(parameter.shape)} is already updated in backward "
+                    f"by another optimizer ({type(other._optimizer()).__name__}); both would take "
+                    f"the same gradient. Delete that optimizer first, or use in_backward=False."
+                )
+
+    def attach(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Hook every parameter that is not hooked yet and takes a gradient."""
+        new = [
+            parameter
+            for parameter in dict.fromkeys(parameters)
+            if parameter.requires_grad and id(parameter) not in self._attached
+        ]
+        self.refuse_second(new)
+        me = weakref.ref(self)
+
+        def hook(parameter: torch.Tensor) -> None:
+            updates = me()
+            if updates is not None:
+                updates.arrive(parameter)
+
+        for parameter in new:
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+            self._attached.add(id(parameter))
+            _hooked[parameter] = me
+        if new:
+            self._alone = False
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """See `PagedOptimizer.accumulate`."""
+        if self._wave is not None:
+            raise RuntimeError(
+                "accumulate() was entered after a backward that already updated parameters; the "
+                "micro-batches inside come first, the last one goes outside."
+                + self._already(self._wave)
+            )
+        self._accumulating += 1
+        try:
+            yield
+        finally:
+            self._accumulating -= 1
+
+    @torch.no_grad()
+    def arrive(self, parameter: torch.Tensor) -> None:
+        """Called by autograd when the gradient of a parameter is complete."""
+        optimizer = self._optimizer()
+        if optimizer is None or self._accumulating:
+            return
+        with self._lock:
+            wave = self._wave or self._open(optimizer)
+            if wave.problem:
+                return
+            if parameter in wave.arrived:
+                wave.problem = (
+                    "backward ran a second time before step(). Wrap every backward but the last "
+                    "in optimizer.accumulate(), and call step() and zero_grad() after that"
+                )
+                return
+            wave.arrived[parameter] = None
+            lane = wave.lanes.get(parameter.device)
+            if lane is None or parameter not in lane.active_of:
+                return  # not expected: `step` updates it
+            try:
+                self._prepare(optimizer, lane.active_of[parameter])
+                for chunk in lane.ready(parameter):
+                    lane.engine.update(chunk)
+                    for one in lane.updated(chunk):
+                        wave.updated[one] = self._done(optimizer, lane.engine, one)
+            except BaseException as error:
+                wave.problem = f"backward failed ({type(error).__name__}: {error})"
+                wave.failed = True
+                for other in wave.lanes.values():
+                    other.engine.close(failed=True)
+                if wave.updated and isinstance(error, (TypeError, ValueError, RuntimeError)):
+                    raise type(error)(f"{error}{self._already(wave)}") from error
+                raise
+
+    @staticmethod
+    def _prepare(optimizer: PagedOptimizer, active: Active) -> None:
+        """Check a parameter, and make its state if it has none."""
+        parameter = active.parameter
+        assert parameter.grad is not None
+        check(parameter, parameter.grad, active.gindex, active.pindex)
+        check_homes([active], optimizer._homes, optimizer.state)
+        if parameter not in optimizer._homes:
+            optimizer._make_state([active])
+        make_contiguous([active])
+        active.state = optimizer.state[parameter]
+
+    def _done(self, optimizer: PagedOptimizer, engine: Engine, parameter: torch.Tensor) -> _Mark:
+        gradient = parameter.grad
+        assert gradient is not None
+        # bitsandbytes' kernels do not tell autograd: a backward node that still needs the old
+        # value would silently take the new one.
+        torch.autograd.graph.increment_version(parameter)
+        if optimizer.paging.free_grads:
+            engine.keep(gradient)
+            gradient = parameter.grad = _placeholder(gradient)
+        return _Mark(gradient, gradient._version)
+
+    # --- a wave ---------------------------------------------------------------------------------
+
+    def _open(self, optimizer: PagedOptimizer) -> _Wave:
+        parameters = list(self._expected(optimizer))
+        refuse_capture({parameter.device for parameter in parameters})
+        if not self._alone:
+            other_users(optimizer, parameters)
+            self._alone = True
+        listings = self._listings(optimizer, parameters)
+        optimizer._check_process("backward()")
+        if not optimizer.initialized:
+            optimizer.check_overrides()
+            optimizer.initialized = True
+        optimizer._reserve_homes(listings)
+        lanes: dict[torch.device, _Lane] = {}
+        for active in listings:
+            device = active.parameter.device
+            if device not in lanes:
+                lanes[device] = _Lane(optimizer._engine(device), [])
+            lanes[device].actives.append(active)
+        wave = _Wave(lanes, groups_of(optimizer))
+        opened: list[_Lane] = []
+        try:
+            for lane in lanes.values():
+                homes = [optimizer._home_of(active.parameter) for active in lane.actives]
+                opened.append(lane)
+                plan = lane.engine.open(lane.actives, homes, optimizer.state, optimizer.get_config)
+                lane.expect(plan.chunks)
+        except BaseException:
+            for lane in opened:
+                lane.engine.close(failed=True)
+            raise
+        self._wave = wave
+        return wave
+
+    def _expected(self, optimizer: PagedOptimizer) -> Iterable[torch.Tensor]:
+        """Parameters that will have a gradient, in the order in which these will come."""
+        listed = dict.fromkeys(
+            parameter for _, _, parameter in optimizer._listed() if parameter.requires_grad
+        )
+        if self._order is None:
+            return reversed(listed)
+        return [parameter for parameter in self._order if parameter in listed]
+
+    @staticmethod
+    def _listings(optimizer: PagedOptimizer, parameters: Iterable[torch.Tensor]) -> list[Active]:
+        """These parameters in their places. One that is listed twice is left to `step`."""
+        places: dict[torch.Tensor, list[Active]] = {parameter: [] for parameter in parameters}
+        for gindex, pindex, parameter in optimizer._listed():
+            if parameter in places:
+                group = optimizer.param_groups[gindex]
+                places[parameter].append(Active(parameter, group, gindex, pindex))
+        return [actives[0] for actives in places.values() if len(actives) == 1]
+
+    def close(self) -> dict[torch.Tensor, _Mark]:
+        """Finish the wave that is open, if one is; return the parameters that it updated.
+
+        Raises:
+            RuntimeError: what was done since the first update makes it wrong. Says what, and which
+                parameters are updated already.
+        """
+        with self._lock:
+            wave, self._wave = self._wave, None
+            optimizer = self._optimizer()
+            if wave is None or optimizer is None:
+                return {}
+            problem = wave.problem or self._edited(wave) or changed_groups(optimizer, wave.groups)
+            self._finish(wave)
+            if problem:
+                raise RuntimeError(
+                    f"step() after updates in backward: {problem}.{self._already(wave)} Call "
+                    f"zero_grad() and go on, or load a checkpoint to undo them."
+                )
+            self._learn(wave)
+            return wave.updated
+
+    def abandon(self) -> None:
+        """Finish the wave without a step, and take placeholders away. Updates that ran stay."""
+        with self._lock:
+            wave, self._wave = self._wave, None
+            if wave is not None:
+                self._finish(wave)
+            optimizer = self._optimizer()
+            if optimizer is not None and optimizer.paging.free_grads:
+                for _, _, parameter in optimizer._listed():
+                    if parameter.grad is not None and _is_placeholder(parameter.grad):
+                        parameter.grad = None
+
+    @staticmethod
+    def _finish(wave: _Wave) -> None:
+        if not wave.failed:
+            for lane in wave.lanes.values():
+                lane.engine.close()
+
+    def _learn(self, wave: _Wave) -> None:
+        expected = {active.parameter for lane in wave.lanes.values() for active in lane.actives}
+        as_expected = all(lane.in_order for lane in wave.lanes.values())
+        if self._order is None or not as_expected or expected != wave.arrived.keys():
+            self._order = list(wave.arrived)
+
+    def _edited(self, wave: _Wave) -> str:
+        edited = [
+            parameter
+            for parameter, mark in wave.updated.items()
+            if parameter.grad is not mark.gradient or mark.gradient._version != mark.version
+        ]
+        if not edited:
+            return ""
+        return (
+            f"the gradients of {_names(self._optimizer(), edited)} were changed or replaced after "
+            f"their update; that has no effect. Clip or scale with in_backward=False"
+        )
+
+    def _already(self, wave: _Wave) -> str:
+        if not wave.updated:
+            return " No parameter was updated."
+        return f" Already updated: {_names(self._optimizer(), wave.updated)}."
+
+
+def _names(optimizer: PagedOptimizer | None, parameters: Iterable[torch.Tensor]) -> str:
+    wanted = dict.fromkeys(parameters)
+    listed = [] if optimizer is None else optimizer._listed()
+    names = [f"{pindex} of group {gindex}" for gindex, pindex, one in listed if one in wanted]
+    shown = ", ".join(names[:NAMED])
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"parameter {shown}{more}"
+
+
+NAMED = 20
+"""Parameters that a message names one by one."""
+
+
+def _placeholder(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient without memory. An edit in place raises, and any norm of it is NaN."""
+    nan = torch.full((), float("nan"), dtype=gradient.dtype, device=gradient.device)
+    return nan.expand(gradient.shape)
+
+
+def _is_placeholder(gradient: torch.Tensor) -> bool:
+    return gradient.numel() > 1 and not any(gradient.stride())
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()

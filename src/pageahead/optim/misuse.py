@@ -1,0 +1,74 @@
+"""What does not go together with updates in backward, as far as it can be known."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from pageahead.optim.paged import PagedOptimizer
+
+__all__ = ["changed_groups", "groups_of", "other_users"]
+
+
+def other_users(optimizer: PagedOptimizer, parameters: Iterable[torch.Tensor]) -> None:
+    """Raise `RuntimeError` if something works on the gradients that comes after the hooks.
+
+    Nothing says so: `DistributedDataParallel` and a `GradScaler` know their parameters and
+    optimizers, not the other way round. So all objects are looked through, once.
+    """
+    ours = {id(parameter) for parameter in parameters}
+    for one in gc.get_objects():
+        kind = type(one)
+        if issubclass(kind, DistributedDataParallel):
+            if any(id(parameter) in ours for parameter in one.parameters()):
+                raise RuntimeError(
+                    "in_backward=True under DistributedDataParallel: it averages gradients after "
+                    "they were used. Use in_backward=False, or fully_shard (FSDP2), which averages "
+                    "before. Nothing was updated."
+                )
+        elif issubclass(kind, torch.amp.GradScaler) and _scales_for(one, optimizer):
+            raise RuntimeError(
+                "in_backward=True with a GradScaler in use: gradients are scaled until "
+                "scaler.step(), which comes after the updates. Use in_backward=False, or bfloat16 "
+                "without a scaler. Nothing was updated."
+            )
+
+
+def _scales_for(scaler: torch.amp.GradScaler, optimizer: PagedOptimizer) -> bool:
+    if not scaler.is_enabled() or scaler._scale is None:  # it has scaled nothing yet
+        return False
+    known = scaler._per_optimizer_states
+    return not known or id(optimizer) in known
+
+
+def groups_of(optimizer: PagedOptimizer) -> list[dict[str, Any]]:
+    """The hyperparameters of every group."""
+    return [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def changed_groups(optimizer: PagedOptimizer, before: Sequence[dict[str, Any]]) -> str:
+    """Say which hyperparameters are not what they were, or nothing."""
+    now = groups_of(optimizer)
+    for number, (one, other) in enumerate(zip(before, now, strict=False)):
+        for key in one.keys() | other.keys():
+            if not _same(one.get(key), other.get(key)):
+                return (
+                    f"{key} of group {number} was {one.get(key)!r} when parameters were updated "
+                    f"and is {other.get(key)!r} now. Set hyperparameters before backward or after "
+                    f"step()"
+                )
+    return ""
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return one is other
+    return bool(one == other)
