@@ -72,6 +72,12 @@ class PoisonedDevice(CudaDevice):
                 destination.fill_(POISON)
         super().copy(destination, source, stream=stream)
 
+    def zero(self, tensor: torch.Tensor, *, stream: Any) -> None:
+        with torch.cuda.stream(stream.raw):
+            self.delay("fetch")
+            tensor.fill_(POISON)
+        super().zero(tensor, stream=stream)
+
     def prefetch(self, tensor: torch.Tensor, *, stream: Any) -> None:
         with torch.cuda.stream(stream.raw):
             self.delay("fetch")
@@ -132,14 +138,17 @@ class PoisonedLoop:
             self._last = stream
         active = self._scenario.active(action)
         with torch.cuda.stream(stream):
-            self._device.delay("caller", CALLER_CYCLES)
-            for position, parameter in enumerate(self._parameters):
+            for parameter in self._parameters:
                 parameter.grad = None
-                if position in active:
-                    parameter.grad = self._gradients[position]
-                    parameter.grad.copy_(self._values[number][position])
+            if action.backward is not None:
+                self._backward(number, action, stream)
+            self._device.delay("caller", CALLER_CYCLES)
+            for position in sorted(set(active) - set(action.backward or ())):
+                self._give(number, position)
             with failing(action.fails_at):
-                if action.fails_at is None:
+                if action.abandoned:
+                    self._optimizer.zero_grad()
+                elif action.fails_at is None:
                     self._optimizer.step()
                 else:
                     with pytest.raises(UpdateError):
@@ -155,6 +164,26 @@ class PoisonedLoop:
             with torch.cuda.stream(third):
                 self.seen[-1].append(self._read())
             stream.wait_stream(third)  # the caller's own duty towards its streams
+
+    def _backward(self, number: int, action: Step, stream: torch.cuda.Stream) -> None:
+        """Gradients come one by one, each late if the caller is."""
+        hooks = self._optimizer._backward
+        assert action.backward is not None
+        assert hooks is not None
+        theirs = stream if action.backward_on is None else self._streams[action.backward_on]
+        theirs.wait_stream(stream)
+        with torch.cuda.stream(theirs):
+            for count, position in enumerate(action.backward):
+                self._device.delay("caller", CALLER_CYCLES)
+                self._give(number, position)
+                hooks.arrive(self._parameters[position])
+                if action.saves and 2 * count == len(action.backward):
+                    self._optimizer.state_dict()
+        stream.wait_stream(theirs)  # autograd's own duty
+
+    def _give(self, number: int, position: int) -> None:
+        gradient = self._parameters[position].grad = self._gradients[position]
+        gradient.copy_(self._values[number][position])
 
     def _refused(self, action: Refused) -> None:
         first = self._parameters[0]

@@ -21,7 +21,7 @@ from tests.pipeline.planted import PLANTED, first_copy_only
 
 __all__ = ["Fault", "edges", "every_fault"]
 
-WAITS = {"wait", "synchronize", "settle", "drain"}
+WAITS = {"wait", "synchronize", "_complete", "drain"}
 RECORDS = {"record"}
 QUIET = 'self._device.stream("quiet")'
 """A stream on which nothing happens: its events are done at once and order nothing."""

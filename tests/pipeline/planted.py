@@ -50,15 +50,15 @@ PLANTED = (
     # Towards the caller and the host.
     Planted(
         "updates start after the compute stream's own work instead of the caller's",
-        (("wait(self._caller.record())", "wait(self._compute.record())"),),
+        (("wait(self._device.caller_stream().record())", "wait(self._compute.record())"),),
     ),
     Planted(
         "the stream of the first step is taken for the caller's for ever",
         (
             (
-                "self._caller = self._device.caller_stream()",
-                "self._caller = self._first = "
-                'getattr(self, "_first", None) or self._device.caller_stream()',
+                "self._compute.wait(self._device.caller_stream().record())",
+                'self._first = getattr(self, "_first", None) or self._device.caller_stream()\n'
+                "        self._compute.wait(self._first.record())",
             ),
         ),
     ),
@@ -68,7 +68,7 @@ PLANTED = (
     ),
     Planted(
         "the host waits for the last update but not for the last write-back",
-        (("            self.settle()\n", "            self._last_updated.synchronize()\n"),),
+        (("            self._complete()\n", "            self._last_updated.synchronize()\n"),),
     ),
     Planted(
         "the host waits for the last write-back but not for the last update",
@@ -76,7 +76,12 @@ PLANTED = (
     ),
     Planted(
         "an exception leaves behind what is in flight",
-        (("        if self._open:\n", "        if False:\n"),),
+        (
+            (
+                "        if self._open:\n            with suppress",
+                "        if False:\n            with suppress",
+            ),
+        ),
     ),
     Planted(
         "a refused step forgets the write-backs of the one before",

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pageahead.device.recording import RecordedStream, RecordingDevice
-from pageahead.device.trace import Operation
+from pageahead.device.trace import Operation, ranges_of
 from pageahead.optim import engine
 from pageahead.pipeline import Pipeline
 from pageahead.pipeline.ordering import Conflict, find_conflicts
@@ -109,10 +109,15 @@ class Loop:
         gradients = [parameter.grad for parameter in self.parameters]
         self._kept += [gradient for gradient in gradients if gradient is not None]
         stream.reads(*self.parameters)
-        stream.writes(*gradients)
+        if action.backward is not None:
+            self._backward(action, stream, gradients)
+        late = set(active) - set(action.backward or ())
+        stream.writes(*(gradients[position] for position in sorted(late)))
         started = len(self.device.trace)
         with self.device.using(stream), failing(action.fails_at):
-            if action.fails_at is None:
+            if action.abandoned:
+                self.optimizer.zero_grad()
+            elif action.fails_at is None:
                 self.optimizer.step()
                 self._check_schedule(self.device.trace[started:], active)
             else:
@@ -126,6 +131,41 @@ class Loop:
         done = self._third.record()  # the caller's own duty towards its streams
         stream.wait(done)
         done.synchronize()
+
+    def _backward(
+        self, action: Step, stream: RecordedStream, gradients: list[torch.Tensor | None]
+    ) -> None:
+        """Gradients come one by one; what is freed is given to something else at once."""
+        hooks = self.optimizer._backward
+        assert action.backward is not None
+        assert hooks is not None
+        theirs = stream
+        if action.backward_on is not None:
+            theirs = self.device.other_stream(action.backward_on)
+            theirs.wait(stream.record())
+        for count, position in enumerate(action.backward):
+            parameter, gradient = self.parameters[position], gradients[position]
+            theirs.reads(parameter)
+            theirs.writes(gradient)
+            with self.device.using(theirs):
+                hooks.arrive(parameter)
+            if self.scenario.free_grads:
+                self._reuse(theirs, gradients)
+            if action.saves and 2 * count == len(action.backward):
+                with self.device.using(theirs):
+                    self.optimizer.state_dict()
+                self.device.host_reads(*self._paged())
+        if theirs is not stream:
+            stream.wait(theirs.record())  # autograd's own duty
+
+    def _reuse(self, stream: RecordedStream, gradients: list[torch.Tensor | None]) -> None:
+        """The allocator gives `stream` what was freed, once those it is kept for are done."""
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            if gradient is not None and parameter.grad is not gradient:
+                for kept, done in self.device.kept:
+                    if kept in ranges_of([gradient]):
+                        stream.wait(done)
+                stream.writes(gradient)
 
     def _save(self) -> None:
         self._saved = copy.deepcopy(self.optimizer.state_dict())

@@ -35,11 +35,20 @@ class Step:
         active: positions of the parameters that have a gradient; None for all.
         stream: the caller's stream that it is called on.
         fails_at: how many parameters are updated before the next update raises; None for all.
+        backward: positions whose gradients come one by one, each announced by its hook, before
+            ``step()``; None for a step without hooks.
+        backward_on: the stream that they come on, if it is another.
+        saves: after the first half of them ``state_dict()`` is called, and the host reads.
+        abandoned: no ``step()`` follows, but ``zero_grad()``.
     """
 
     active: tuple[int, ...] | None = None
     stream: str = "caller"
     fails_at: int | None = None
+    backward: tuple[int, ...] | None = None
+    backward_on: str | None = None
+    saves: bool = False
+    abandoned: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,7 @@ class Scenario:
         chunk: bytes that a chunk is to have.
         staging: bytes of the ring, or None.
         slots: of the ring.
+        in_backward, free_grads: of `Paging`.
     """
 
     name: str
@@ -93,6 +103,8 @@ class Scenario:
     chunk: int = 4096
     staging: int | None = None
     slots: int = 4
+    in_backward: bool = False
+    free_grads: bool = False
 
     @contextmanager
     def scaled_down(self) -> Iterator[None]:
@@ -127,6 +139,8 @@ class Scenario:
             write_back=self.write_back,
             hbm_budget=self.hbm_budget,
             staging=self.staging,
+            in_backward=self.in_backward,
+            free_grads=self.free_grads,
         )
         return ours(self.optimizer, self._listed(parameters), **self._kwargs(), paging=settings)
 
@@ -228,6 +242,16 @@ def _both(name: str, *actions: Action, **settings: Any) -> tuple[Scenario, Scena
 
 _CHANGING = (Step(), Step((1, 2, 5)), Step((2, 3)), Step((0, 1, 2, 3, 5)), Step(), Step((4, 5)))
 _WITH_CHECKPOINT = (Step(), Step(), Save(), Step(), Load(), Step((0, 2, 3)), Step())
+_DOWN = (5, 4, 3, 2, 1, 0)
+_BACKWARD = (
+    Step(backward=_DOWN),
+    Step(backward=_DOWN),
+    Step(backward=(4, 5, 1, 2, 3, 0)),
+    Step(active=(1, 2, 5), backward=(5, 2, 1)),
+    Step(backward=(5, 4, 2)),
+    Step(active=(4, 5), backward=(5, 4), abandoned=True),
+    Step(backward=_DOWN),
+)
 _WIDE = {"optimizer": "PagedAdamW32bit", "chunk": 8192}
 
 SCENARIOS = (
@@ -252,6 +276,18 @@ SCENARIOS = (
     *_both("two streams", Step(), Step(stream="side"), Step(), **_WIDE),
     *_both("resident", Step(), Step(), numels=(300, 200), optimizer="PagedLion32bit"),
     *_both("budget", Step(), Step(), hbm_budget=0.5, optimizer="PagedAdEMAMix32bit", chunk=16_384),
+    *_both("backward", *_BACKWARD, in_backward=True, **_WIDE),
+    *_both("backward, gradients freed", *_BACKWARD, in_backward=True, free_grads=True, **_WIDE),
+    *_both("backward, small parameters", *_BACKWARD, in_backward=True, chunk=16_384,
+           optimizer="PagedAdamW32bit"),
+    *_both("backward elsewhere", Step(backward=_DOWN, backward_on="side"),
+           Step(backward=_DOWN, backward_on="side"), Step(), in_backward=True, free_grads=True,
+           **_WIDE),
+    *_both("backward, checkpoint", Step(backward=_DOWN, saves=True), Save(),
+           Step(backward=_DOWN, saves=True), Load(), Step(backward=_DOWN), in_backward=True,
+           **_WIDE),
+    *_both("backward, budget", Step(backward=_DOWN), Step(backward=_DOWN), Step(backward=_DOWN),
+           in_backward=True, hbm_budget=0.5, optimizer="PagedAdEMAMix32bit", chunk=16_384),
     *_both("8 bits", Step(), Step(), numels=(1024, 6144), optimizer="PagedAdamW8bit"),
 )  # fmt: skip
 """Enough that every fault of the pipeline shows in one of them. Sizes are whole 8-bit blocks."""

@@ -13,6 +13,7 @@ from functools import cache
 
 import pytest
 
+from pageahead.device.recording import RecordingDevice
 from pageahead.device.trace import Operation
 from pageahead.memory.layout import StateShape
 from pageahead.pipeline import Pipeline
@@ -135,6 +136,19 @@ class Pipeline:
         "            self.copy(1)\n"
         "            self.last = _early\n" in early
     )
+
+
+def test_gradients_freed_in_backward_are_kept_until_their_update_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RecordingDevice, "keep", lambda self, tensor: None)
+    for scenario in SCENARIOS:
+        if scenario.free_grads:
+            outcome, _ = record(scenario)
+            assert _conflict(
+                outcome.device.trace
+            ) == "conflict: compute updates, caller writes" or ("elsewhere" in scenario.name)
+            assert outcome.conflicts()
 
 
 def test_table(capsys: pytest.CaptureFixture[str]) -> None:

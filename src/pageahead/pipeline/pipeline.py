@@ -42,8 +42,8 @@ class Plan:
         ring: the slots, for a transfer that copies.
         depth: how many chunks may be fetched ahead of the one being updated; 0 means that each
             is fetched when its turn comes and the device is synchronized after it.
-        fresh: indices of chunks whose state is all zeros, so that nothing has to be fetched; each
-            leaves the set when it goes home.
+        fresh: indices of chunks whose state is all zeros in this step, so that nothing has to be
+            fetched.
     """
 
     chunks: tuple[Chunk, ...]
@@ -185,7 +185,7 @@ class Pipeline:
         self._last_updated = updated
         if not self._overlap:
             # compute, write-back → host: the completed-step contract. Any stream may read now.
-            self.settle()
+            self._complete()
         self._open = False
         self._start()
 
@@ -207,6 +207,9 @@ class Pipeline:
         if self._open:
             # compute, write-back → host: in the middle of a step, nothing has been handed on yet.
             self._device.drain()
+        self._complete()
+
+    def _complete(self) -> None:
         if self._last_updated is not None:
             # compute → host: managed state is updated where the host reads it.
             self._last_updated.synchronize()
@@ -251,4 +254,3 @@ class Pipeline:
         written = self._write_back.record()
         self._emptied[slot.index] = self._written[chunk.index] = self._last_written = written
         self._free.append(slot)
-        plan.fresh.discard(chunk.index)
