@@ -19,6 +19,7 @@ from pageahead.optim.active import Active, GetConfig
 from pageahead.optim.homes import Home
 from pageahead.optim.paging import Paging
 from pageahead.optim.plan import SLOTS, StepPlan, backward_slots, chunk_bytes
+from pageahead.optim.rates import TYPICAL, rates_of
 from pageahead.optim.update import launch
 from pageahead.pipeline import Pipeline, Plan
 
@@ -271,7 +272,8 @@ class Engine:
             depth = 1 if mode.path == "lookahead" else 0
             return plan, Plan(plan.chunks, transfer, None, depth)
         moved = [home.shape for home in homes if home.paged]
-        target, limit = chunk_bytes(moved, self._paging.staging)
+        rates = rates_of(self._device, self._name) if moved else TYPICAL
+        target, limit = chunk_bytes(moved, self._paging.staging, rates)
         plan = StepPlan.build(
             parameters, homes, states, target=target, limit=limit, apart=mode.in_backward
         )

@@ -12,24 +12,20 @@ import torch
 from pageahead.memory.layout import BLOCK, Chunk, Item, Slice, StateShape, cut
 from pageahead.memory.ring import Slot
 from pageahead.optim.homes import Home
+from pageahead.optim.rates import TYPICAL, Rates
 from pageahead.optim.update import MAX_LAUNCH, StateViews
 
 __all__ = ["SLOTS", "StepPlan", "backward_slots", "chunk_bytes"]
 
 SLOTS = 4
-"""Chunks in flight: one coming in, one being updated, one going home, one to even out the pace."""
+"""Chunks in flight: one coming in, one being updated, one going home, one to even out the pace.
+More would not help: the slowest of the three stages sets it, however fast the others are."""
 
 BACKWARD_SHARE = 10
 """One part in so many of the streamed state is what a ring for updates in backward may hold..."""
 
 BACKWARD_LARGEST = 1 << 30
 """...but no more bytes than these: what moves beside forward is then a fifth of a large state."""
-
-LINK_BYTES_PER_SECOND = 50e9
-"""What one direction of a PCIe 5 x16 link carries while the other is busy, too (H200, measured)."""
-
-UPDATE_SECONDS_PER_ELEMENT = {1: 37e-12, 4: 15e-12}
-"""What AdamW's kernels take per element, by the bytes of one state element (H200, measured)."""
 
 CHUNK_OVERHEAD_SECONDS = 10e-6
 """What a chunk costs the link beside its bytes: a copy's start-up and its events (H200)."""
@@ -140,7 +136,9 @@ class StepPlan:
             )
 
 
-def chunk_bytes(states: Iterable[StateShape], staging: int | None) -> tuple[int, int]:
+def chunk_bytes(
+    states: Iterable[StateShape], staging: int | None, rates: Rates = TYPICAL
+) -> tuple[int, int]:
     """Choose `target` and `limit` for `cut`, in bytes, for a step that moves these states.
 
     Each chunk costs a fixed overhead, and one chunk's transfer and update overlap with nothing: it
@@ -152,8 +150,8 @@ def chunk_bytes(states: Iterable[StateShape], staging: int | None) -> tuple[int,
     update_seconds = 0.0
     for state in states:
         total += state.nbytes
-        update_seconds += state.numel * UPDATE_SECONDS_PER_ELEMENT[state.tensors[0][1]]
-    per_byte = 1 / LINK_BYTES_PER_SECOND + update_seconds / max(total, 1)
+        update_seconds += state.numel * rates.update_seconds[state.tensors[0][1]]
+    per_byte = 1 / rates.link_bytes_per_second + update_seconds / max(total, 1)
     best = math.sqrt(total * CHUNK_OVERHEAD_SECONDS / per_byte)
     target = int(min(max(best, SMALLEST_CHUNK), LARGEST_CHUNK))
     limit = int(target * WHOLE_PARAMETER_SLACK)
