@@ -62,6 +62,7 @@ class Movement:
     staging: int | None = None
     write_back: str = "before_return"
     hbm_budget: int | float = 0
+    in_backward: bool = False
 
     def paging(self) -> Paging:
         """With every field given, so that no environment variable changes a case."""
@@ -70,6 +71,7 @@ class Movement:
             staging=self.staging,
             write_back=self.write_back,
             hbm_budget=self.hbm_budget,
+            in_backward=self.in_backward,
             allow_oversubscription=False,
         )
 
@@ -82,16 +84,20 @@ class Movement:
             words.append(f"write_back={self.write_back}")
         if self.hbm_budget:
             words.append(f"hbm_budget={self.hbm_budget}")
+        if self.in_backward:
+            words.append("in_backward")
         return "+".join(words)
 
 
 #: Every strategy; and `streamed` so that parameters are cut into slices, so that write-backs go on
-#: after a step, and so that half of the state stays on the device.
+#: after a step, so that half of the state stays on the device, and so that hooks update parameters
+#: before `step()`.
 PAGINGS = (
     Movement(),
     Movement(staging=MIB),
     Movement(write_back="overlap"),
     Movement(hbm_budget=0.5),
+    Movement(staging=MIB, in_backward=True),
     Movement("lookahead"),
     Movement("sequential"),
 )
@@ -202,7 +208,7 @@ def _parse_movement(text: str) -> Movement:
     movement = Movement(_one_of("strategy", strategy, STRATEGIES))
     for setting in settings:
         name, _, value = setting.partition("=")
-        _one_of("setting", name, ("staging", "write_back", "hbm_budget"))
+        _one_of("setting", name, ("staging", "write_back", "hbm_budget", "in_backward"))
         try:
             if name == "staging":
                 unit = MIB if value.endswith("MiB") else 1
@@ -210,6 +216,8 @@ def _parse_movement(text: str) -> Movement:
             elif name == "hbm_budget":
                 budget = float(value) if "." in value else int(value)
                 movement = replace(movement, hbm_budget=budget)
+            elif name == "in_backward":
+                movement = replace(movement, in_backward=True)
             else:
                 movement = replace(movement, write_back=_one_of(name, value, WRITE_BACKS))
             movement.paging()

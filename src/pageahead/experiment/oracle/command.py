@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -143,7 +144,9 @@ def _jobs(options: Options, device: DeviceType) -> int:
     if options.cases:
         return 0
     cpus = len(os.sched_getaffinity(0))
-    return max(1, min(MOST_GPU_WORKERS, cpus * 3 // 4)) if device == "cuda" else cpus
+    if device == "cpu":
+        return cpus
+    return max(1, min(MOST_GPU_WORKERS * max(1, torch.cuda.device_count()), cpus * 3 // 4))
 
 
 def _ask(requests: Sequence[Request], jobs: int) -> Iterable[CellRecord | FailureRecord]:

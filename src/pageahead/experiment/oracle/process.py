@@ -11,8 +11,11 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import IO, cast
+
+import torch
 
 import pageahead
 from pageahead.experiment.identity import scrub
@@ -63,7 +66,7 @@ class WorkerProcess:
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
                 pass_fds=(writing,),
-                env=_environment(),
+                env={**_environment(), **_gpu()},
             )
         finally:
             os.close(writing)
@@ -137,6 +140,19 @@ class WorkerProcess:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         said = scrub(" | ".join(lines[-TAIL_LINES:]))
         return f"the process ended, {ended}{f': {said}' if said else ''}"
+
+
+_workers = count()
+
+
+def _gpu() -> dict[str, str]:
+    """Workers take turns with the GPUs there are: contexts that share one slow each other down."""
+    gpus = torch.cuda.device_count()
+    if gpus < 2:
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = visible if len(visible) == gpus else [str(number) for number in range(gpus)]
+    return {"CUDA_VISIBLE_DEVICES": names[next(_workers) % gpus]}
 
 
 def _environment() -> dict[str, str]:

@@ -71,7 +71,16 @@ class Run:
             if problem.has_gradient(number, step):
                 values = problem.gradients[step][number]
                 parameter.grad = self._form.gradient(number, step, values)
+        self._announce()
         self.optimizer.step()
+
+    def _announce(self) -> None:
+        """Say that gradients are there, as autograd would, the last parameter's first."""
+        updates = getattr(self.optimizer, "_backward", None)
+        if updates is not None:
+            for parameter in reversed(self.parameters):
+                if parameter.grad is not None:
+                    updates.arrive(parameter)
 
     def images(self) -> list[Image]:
         """The bits of everything there is now. Nothing may be on its way."""

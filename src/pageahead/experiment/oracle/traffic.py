@@ -86,11 +86,15 @@ def path_problem(
         if by_number[number].path != "resident"
     ]
     if case.movement.strategy == "streamed":
-        # More than the state itself by the gaps between state tensors that lie side by side.
-        if traffic.copied_bytes < 2 * sum(paged) or (not paged and traffic.copies):
+        # More than the state itself by the gaps between state tensors that lie side by side; less
+        # where state that was never touched was zeroed in its slot.
+        least = 2 * sum(paged)
+        if case.movement.in_backward:
+            least -= sum(route.state_bytes for route in routes if route.path != "resident")
+        if traffic.copied_bytes < least or (not paged and traffic.copies):
             return (
                 f"{traffic.copied_bytes:,} bytes were copied; updates of streamed parameters need "
-                f"{2 * sum(paged):,}"
+                f"{least:,}"
             )
     elif traffic.prefetched_bytes != sum(paged) or traffic.copies:
         return (
