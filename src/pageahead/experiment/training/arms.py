@@ -59,6 +59,10 @@ class MemoryWatch:
         )
         # The first iteration leaves state and slots behind.
         self._own += torch.cuda.memory_allocated(self._device) - self._before
+        if self._highest is None:
+            # State was made between blocks that the backward pass had just given back. Hand what is
+            # whole of those to the driver, so that it can serve the ways that are yet to come.
+            torch.cuda.empty_cache()
         self._before = None
         known = self._highest or found
         self._highest = Occupancy(
