@@ -139,7 +139,9 @@ def _columns() -> str:
         "ms: median host wall time of an iteration that ends with a synchronized device; ratio: "
         "all state in HBM / this way, side by side, so that 1 is as fast, and its range over the "
         "rounds; state in HBM: resident state and slots, and their share of the state's bytes; "
-        "peak: what this way alone needs; bound: what its iteration takes at least, below."
+        "peak: what this way alone needs; bound: after backward, forward and backward and then the "
+        "longer of update and transfer; during backward, the longer of all computation and the "
+        "transfer."
     )
 
 
@@ -158,9 +160,7 @@ def _bounds(record: TrainingRecord) -> list[str]:
         most = max(moving, key=lambda arm: arm.streamed_bytes)
         said += (
             f"; {most.streamed_bytes / GB:.2f} GB each way at the link's duplex bandwidth "
-            f"{most.link_bound_ms:.1f} ms. Bound after backward: forward and backward, then the "
-            f"longer of update and transfer; during backward: the longer of all computation and "
-            f"the transfer"
+            f"{most.link_bound_ms:.1f} ms"
         )
     if not record.deterministic:
         said += f". NOT COMPARED: {record.nondeterminism}"
