@@ -215,9 +215,7 @@ def train(settings: Settings) -> Result:
         loss.backward()  # updates each parameter, too
         optimizer.step()  # waits for the last of them
         optimizer.zero_grad()
-        losses.append(loss.item())
-        if cuda:
-            torch.cuda.synchronize()
+        losses.append(loss.item())  # waits for this step's kernels
         seconds.append(time.perf_counter() - started)
         peak = f"   peak {torch.cuda.max_memory_allocated() / GIB:.2f} GiB" if cuda else ""
         print(

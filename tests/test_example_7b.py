@@ -15,15 +15,8 @@ import torch
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train_7b.py"
 TINY = [
-    "--layers=2",
-    "--width=384",
-    "--heads=6",
-    "--mlp=512",
-    "--vocabulary=1024",
-    "--tokens=32",
-    "--steps=3",
-    "--device=cpu",
-    "--lr=1e-3",
+    *("--layers=2", "--width=384", "--heads=6", "--mlp=512", "--vocabulary=1024", "--tokens=32"),
+    *("--steps=3", "--device=cpu", "--lr=1e-3"),
 ]
 
 

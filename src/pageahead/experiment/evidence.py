@@ -256,6 +256,7 @@ class TrainingRecord(_Model):
     length: int
     """Tokens of each sequence."""
     protocol: Protocol
+    """Its repetitions are the iterations of one way's turn in a round."""
     seed: int
     batches: int
     """Batches of random tokens, which iterations take in turn."""

@@ -38,7 +38,7 @@ class MemoryWatch:
     def __init__(self, device: torch.device, parameter_bytes: int) -> None:
         self._device = device
         self._own = parameter_bytes
-        self._before: int | None = None  # between `begin` and `end` only
+        self._before = 0
         self._highest: Occupancy | None = None
 
     def begin(self) -> None:
@@ -47,9 +47,7 @@ class MemoryWatch:
         self._before = torch.cuda.memory_allocated(self._device)
 
     def end(self) -> None:
-        """After it, when the device has nothing left to do; nothing where none was begun."""
-        if self._before is None:
-            return
+        """After it, when its own stream has nothing left to do."""
         process_peak = torch.cuda.max_memory_allocated(self._device)
         free, total = torch.cuda.mem_get_info(self._device)
         found = Occupancy(
@@ -63,7 +61,6 @@ class MemoryWatch:
             # State was made between blocks that the backward pass had just given back. Hand what is
             # whole of those to the driver, so that it can serve the ways that are yet to come.
             torch.cuda.empty_cache()
-        self._before = None
         known = self._highest or found
         self._highest = Occupancy(
             own_peak=max(known.own_peak, found.own_peak),
@@ -77,7 +74,7 @@ class MemoryWatch:
 
 
 class Arm:
-    """One way of training. Its step is an iteration: forward, backward, update, no gradients.
+    """One way of training. Its step is an iteration: forward, backward, update, zero_grad.
 
     Attributes:
         spec: which.
@@ -112,12 +109,14 @@ class Arm:
         self._model(self._text).backward()
         if self.optimizer is not None:
             self.optimizer.step()
-        self._model.zero_grad()  # the gradients go: the next backward pass makes new ones
+            self.optimizer.zero_grad()
+        else:
+            self._model.zero_grad()  # the gradients go: the next backward pass makes new ones
         if self._cuda:
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()
 
     def stepped(self) -> None:
-        """After somebody's step, outside of what is timed."""
+        """After `step`, outside of what is timed."""
         if self._watch is not None:
             self._watch.end()
 
@@ -154,6 +153,8 @@ class Arm:
         """Device memory that streamed state passes through."""
         if not self.spec.ours:
             return 0
+        if hasattr(self.optimizer, "residency"):
+            return int(self.optimizer.residency().slots)
         rings = [engine.ring for engine in self.optimizer._engines.values()]
         return sum(ring.nbytes for ring in rings if ring is not None)
 

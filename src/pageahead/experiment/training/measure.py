@@ -21,7 +21,7 @@ from pageahead.experiment.identity import Identity, identify
 from pageahead.experiment.link import measure_link, merged
 from pageahead.experiment.measure import Phases, Report
 from pageahead.experiment.messages import TrainingRequest
-from pageahead.experiment.protocol import CpuClock, CudaClock, Interleaving, Protocol
+from pageahead.experiment.protocol import Protocol
 from pageahead.experiment.summary import ratio, spread
 from pageahead.experiment.training import planning
 from pageahead.experiment.training.arms import BATCHES, Arm, batches
@@ -34,6 +34,7 @@ from pageahead.experiment.training.cells import (
 )
 from pageahead.experiment.training.determinism import difference, repeatable
 from pageahead.experiment.training.gpt import GPT, Shape, shape_for
+from pageahead.experiment.training.turns import Turns
 
 __all__ = ["SEED", "measure_training"]
 
@@ -127,14 +128,7 @@ def _measure_group(
     model = setting.model()
     # Copies are made before the baseline, the first, changes the original.
     arms = [Arm(spec, setting.cell, model, setting.texts, device) for spec in (BASELINE, *specs)]
-    clock = CudaClock() if setting.identity.type == "cuda" else CpuClock()
-
-    def stepped() -> None:
-        for arm in arms:
-            arm.stepped()
-        setting.phases.stepped()
-
-    turns = Interleaving(arms, clock, stepped)
+    turns = Turns(arms, device, setting.phases.stepped)
     setting.phases.enter(f"warming up{place}")
     turns.warm_up(setting.protocol.warmups)
     setting.phases.enter(f"measuring{place}")

@@ -24,6 +24,7 @@ MOST_HOST = 90 * 10**9
 SHARE = 0.9  # of what is free now
 PARAMETER_BYTES = 2  # BF16, and so are gradients
 RING_BYTES = 4 * (32 << 20)
+BACKWARD_RING_BYTES = 1 << 30  # at most; chunks come in at the pace of backward, so it is longer
 CUDA_BYTES = 1 << 30  # cuBLAS, buffers of the link's measurement, rounding by the allocator
 
 
@@ -87,7 +88,11 @@ def of_arm(arm: ArmSpec, shape: Shape, cell: TrainingCell) -> Memory:
         return Memory(3 * weights)  # its two moments have the parameters' dtype
     budget = arm.budget or 0
     resident = int(budget * state) if isinstance(budget, float) else budget
-    return Memory(weights + resident + RING_BYTES, max(0, state - resident))
+    streamed = max(0, state - resident)
+    ring = RING_BYTES
+    if arm.way == "during":
+        ring = max(ring, min(streamed // 10, BACKWARD_RING_BYTES))
+    return Memory(weights + resident + ring, streamed)
 
 
 def group(

@@ -124,7 +124,8 @@ def _how(measured: Sequence[TrainingRecord]) -> str:
     return (
         f"{first.device_name}. Whole iterations, forward, backward, update and zero_grad, of "
         f"{'; '.join(models)}. {protocol.warmups} warm-ups, then {protocol.rounds} rounds of "
-        f"{protocol.repetitions} iterations, all ways in turn in one process per cell."
+        f"{protocol.repetitions} iterations, all ways in turn, round by round, in one process per "
+        f"cell."
     )
 
 
@@ -136,7 +137,7 @@ def _count(parameters: int) -> str:
 
 def _columns() -> str:
     return (
-        "ms: median host wall time of an iteration that ends with a synchronized device; ratio: "
+        "ms: median host wall time of an iteration, to the end of its last kernel; ratio: "
         "all state in HBM / this way, side by side, so that 1 is as fast, and its range over the "
         "rounds; state in HBM: resident state and slots, and their share of the state's bytes; "
         "peak: what this way alone needs; bound: after backward, forward and backward and then the "
