@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -75,6 +77,26 @@ def test_groups_and_what_is_left_out_are_recorded(monkeypatch) -> None:
     ]
     assert "there are" in record.left_out["after-0.5"]
     assert all(group.arms[-1].comparison.equal for group in record.groups)
+
+
+def test_a_groups_memory_is_given_back_before_the_next_comes(monkeypatch) -> None:
+    alive: list[weakref.ref] = []
+    make = Arm.__init__
+
+    def remembered(self, *arguments) -> None:
+        if self.__class__ is Arm and arguments[0].way == "hbm":
+            assert [one() for one in alive if one() is not None] == []
+        make(self, *arguments)
+        alive.extend([weakref.ref(self._model), weakref.ref(self)])
+        if self.optimizer is not None:
+            alive.append(weakref.ref(self.optimizer))
+
+    monkeypatch.setattr(Arm, "__init__", remembered)
+    pairs = planning.Grouping([[measure.ARMS["during-0"]], [measure.ARMS["after-0"]]])
+    monkeypatch.setattr(planning, "group", lambda *arguments: pairs)
+    measured("adamw32/4096")
+    assert len(alive) == 12
+    assert [one() for one in alive if one() is not None] == []
 
 
 def test_a_planted_difference_is_found(monkeypatch) -> None:
