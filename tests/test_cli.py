@@ -11,6 +11,8 @@ from pageahead import cli
 from pageahead.experiment import bench
 from pageahead.experiment.cells import PRESETS
 from pageahead.experiment.runner import WorkerError
+from pageahead.experiment.training import cells as training_cells
+from pageahead.experiment.training import command as training
 from pageahead.optim.paging import STRATEGIES
 
 run = CliRunner().invoke
@@ -59,7 +61,7 @@ def test_everything_given_and_recorded_without_the_folder(options, tmp_path) -> 
 
 
 def test_choices_are_those_there_are() -> None:
-    assert [one.value for one in cli.PresetName] == list(PRESETS)
+    assert [one.value for one in cli.PresetName] == [*PRESETS, "training"]
     assert [one.value for one in cli.StrategyName] == list(STRATEGIES)
 
 
@@ -102,4 +104,58 @@ def test_list_shows_every_cell_and_measures_nothing(options) -> None:
     for preset in PRESETS.values():
         for cell in preset.cells:
             assert cell.name in result.output
+    for training_cell in training_cells.CELLS:
+        assert training_cell.name in result.output
     assert options == []
+
+
+@pytest.fixture
+def training_options(monkeypatch):
+    seen: list[training.Options] = []
+    monkeypatch.setattr(training, "run", lambda options, output, log: seen.append(options) or True)
+    return seen
+
+
+def test_training_defaults(training_options) -> None:
+    assert run(cli.app, ["bench", "--preset", "training"]).exit_code == 0
+    (asked,) = training_options
+    assert asked.cells == list(training_cells.CELLS)
+    assert asked.parameters is None
+    assert asked.protocol == training_cells.PROTOCOL
+
+
+def test_training_with_everything(training_options, tmp_path) -> None:
+    out = tmp_path / "run.jsonl"
+    words = "bench --preset training --device cpu --select adamw32/4096 --params 2000000 --out"
+    assert run(cli.app, [*words.split(), str(out)]).exit_code == 0
+    (asked,) = training_options
+    assert [cell.name for cell in asked.cells] == ["adamw32/4096"]
+    assert (asked.parameters, asked.out) == (2_000_000, out)
+    assert asked.argv == [*words.split(), "run.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--preset training --strategy streamed", "not for --preset training"),
+        ("--preset training --params 1000", "the smallest has"),
+        ("--preset training --select lion8", "adamw32/4096"),
+        ("--params 2000000", "only for --preset training"),
+    ],
+)
+def test_what_does_not_go_with_training_is_named(training_options, options, words, said) -> None:
+    result = run(cli.app, ["bench", *words.split()])
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.replace("│", "").split())
+    assert training_options == options == []
+
+
+def test_plotting_what_is_no_training_evidence_says_so(tmp_path) -> None:
+    evidence = tmp_path / "run.jsonl"
+    evidence.write_text("")
+    result = run(cli.app, ["plot-training", str(evidence), "-o", str(tmp_path / "run.svg")])
+    assert result.exit_code == 2
+    assert "no training iterations" in result.output
+    result = run(cli.app, ["plot-training", str(tmp_path / "none"), "-o", "run.svg"])
+    assert result.exit_code == 2
+    assert "No such file" in result.output

@@ -13,10 +13,14 @@ from rich.console import Console
 from pageahead._version import __version__
 from pageahead.experiment import bench as experiment
 from pageahead.experiment.cells import PRESETS, UnknownCellError, select
+from pageahead.experiment.evidence import EvidenceError
 from pageahead.experiment.identity import IdentityError
 from pageahead.experiment.oracle import command as oracle
 from pageahead.experiment.oracle.case import CaseError
 from pageahead.experiment.runner import WorkerError
+from pageahead.experiment.training import cells as training_cells
+from pageahead.experiment.training import command as training
+from pageahead.experiment.training.gpt import shape_for
 
 __all__ = ["app", "main"]
 
@@ -34,6 +38,7 @@ class PresetName(str, Enum):
     quick = "quick"
     source = "source"
     skew = "skew"
+    training = "training"
 
 
 class StrategyName(str, Enum):
@@ -85,6 +90,16 @@ def bench(
             help="Measured against bitsandbytes; may be repeated. Default: streamed and lookahead."
         ),
     ] = None,
+    parameters: Annotated[
+        int | None,
+        typer.Option(
+            "--params",
+            metavar="N",
+            min=1,
+            help="Preset training only: about how many parameters the model has. Default: 1.34 "
+            "billion on a GPU, 2 million on the CPU.",
+        ),
+    ] = None,
     device: Annotated[
         DeviceName, typer.Option(help="auto takes a CUDA GPU if there is one.")
     ] = DeviceName.auto,
@@ -107,33 +122,73 @@ def bench(
     output = _console()
     if list_cells:
         output.print(experiment.show_cells())
+        output.print(training.show_cells())
         return
-    chosen_preset = PRESETS[preset.value]
-    try:
-        chosen = select(chosen_preset, cells)
-    except UnknownCellError as error:
-        raise typer.BadParameter(str(error), param_hint="--select") from None
-    if out is not None:
-        _check_writable(out)
-    strategies = [one.value for one in strategy or []] or list(experiment.DEFAULT_STRATEGIES)
     argv = ["bench", "--preset", preset.value, "--device", device.value]
     argv += ["--select", cells] if cells is not None else []
-    argv += [word for one in strategies for word in ("--strategy", one)]
-    argv += ["--out", out.name] if out is not None else []
-    options = experiment.Options(
-        preset=chosen_preset,
-        cells=chosen,
-        strategies=strategies,
-        device=device.value,
-        out=out,
-        argv=argv,
-    )
     try:
-        good = experiment.run(options, output, Console(stderr=True))
+        if preset is PresetName.training:
+            _check_training(strategy, parameters)
+            argv += ["--params", str(parameters)] if parameters is not None else []
+            wanted = training.Options(
+                cells=training_cells.select(cells),
+                parameters=parameters,
+                device=device.value,
+                out=out,
+                argv=argv + _out_argv(out),
+            )
+            _ready(out)
+            good = training.run(wanted, output, Console(stderr=True))
+        else:
+            if parameters is not None:
+                raise typer.BadParameter("only for --preset training", param_hint="--params")
+            strategies = [one.value for one in strategy or []]
+            strategies = strategies or list(experiment.DEFAULT_STRATEGIES)
+            argv += [word for one in strategies for word in ("--strategy", one)]
+            chosen_preset = PRESETS[preset.value]
+            options = experiment.Options(
+                preset=chosen_preset,
+                cells=select(chosen_preset, cells),
+                strategies=strategies,
+                device=device.value,
+                out=out,
+                argv=argv + _out_argv(out),
+            )
+            _ready(out)
+            good = experiment.run(options, output, Console(stderr=True))
+    except UnknownCellError as error:
+        raise typer.BadParameter(str(error), param_hint="--select") from None
     except WorkerError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
     raise typer.Exit(0 if good else 1)
+
+
+@app.command()
+def plot_training(
+    source: Annotated[
+        Path, typer.Argument(metavar="EVIDENCE.jsonl", dir_okay=False, help="From bench --out.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FILE", dir_okay=False, help="A picture: .svg, .png or .pdf."
+        ),
+    ],
+) -> None:
+    """Draw what `bench --preset training` measured: time of an iteration by HBM used for state.
+
+    Of several runs in the file, the last.
+    """
+    # matplotlib takes a second to import, which no other command should wait for.
+    from pageahead.experiment.training import plot
+
+    try:
+        plot.draw(source, out)
+    except (OSError, EvidenceError, plot.NothingToDrawError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from None
+    typer.echo(f"wrote {out}")
 
 
 @app.command()
@@ -219,6 +274,28 @@ def _console() -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         return Console(width=PIPED_WIDTH)
     return console
+
+
+def _out_argv(out: Path | None) -> list[str]:
+    """As recorded in evidence, which has no machine's folders."""
+    return ["--out", out.name] if out is not None else []
+
+
+def _check_training(strategies: list[StrategyName] | None, parameters: int | None) -> None:
+    if strategies:
+        raise typer.BadParameter(
+            "not for --preset training, which measures `streamed` after and during backward",
+            param_hint="--strategy",
+        )
+    try:
+        shape_for(parameters or training_cells.PARAMETERS)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--params") from None
+
+
+def _ready(out: Path | None) -> None:
+    if out is not None:
+        _check_writable(out)
 
 
 def _check_writable(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from bitsandbytes.functional import GlobalPageManager
 
@@ -10,8 +11,11 @@ from pageahead.experiment.environment import describe
 from pageahead.experiment.identity import identify
 from pageahead.experiment.link import measure_link
 from pageahead.experiment.measure import measure_cell
-from pageahead.experiment.messages import CellRequest
+from pageahead.experiment.messages import CellRequest, TrainingRequest
 from pageahead.experiment.protocol import Protocol
+from pageahead.experiment.training.cells import arms_of
+from pageahead.experiment.training.cells import cell_named as training_cell
+from pageahead.experiment.training.measure import measure_training
 
 
 def test_the_machine_is_identified() -> None:
@@ -49,3 +53,30 @@ def test_a_cell_is_measured_compared_and_cleaned_up() -> None:
     assert record.legacy.freed_bytes == cell.state_bytes("cuda")
     assert GlobalPageManager.get_instance().paged_tensors == []
     assert record.link is not None
+
+
+@pytest.mark.parametrize("cell", ["adamw32/4096", "adamw8/4096"])
+def test_training_iterations_are_measured_and_compared(cell) -> None:
+    names = [arm.name for arm in arms_of(training_cell(cell))]
+    record = measure_training(
+        TrainingRequest(
+            run="now",
+            cell=cell,
+            strategies=names,
+            device="cuda",
+            protocol=Protocol(warmups=2, rounds=2, repetitions=2),
+            parameters=30_000_000,
+        ),
+        lambda phase, steps: None,
+    )
+    assert record.deterministic, record.nondeterminism
+    assert record.left_out == {}
+    (group,) = record.groups
+    assert [arm.arm for arm in group.arms] == ["hbm", *names]
+    for arm in group.arms:
+        assert arm.occupancy is not None
+        assert arm.timings.event_ms is not None
+        if arm.way in ("after", "during"):
+            assert arm.comparison is not None
+            assert arm.comparison.equal, (arm.arm, arm.comparison.examples)
+            assert arm.bound_ms > 0

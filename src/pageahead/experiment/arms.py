@@ -15,7 +15,15 @@ from pageahead.experiment.legacy import managed_state
 from pageahead.experiment.residency import HostResidency
 from pageahead.optim.routing import Route
 
-__all__ = ["MANAGED_STRATEGIES", "Arm", "Gradients", "RouteError", "Workload", "check_routes"]
+__all__ = [
+    "MANAGED_STRATEGIES",
+    "Arm",
+    "Gradients",
+    "RouteError",
+    "Workload",
+    "by_path",
+    "check_routes",
+]
 
 #: Strategies whose state is in managed memory, as legacy's is.
 MANAGED_STRATEGIES = frozenset({"lookahead", "sequential"})
@@ -154,17 +162,7 @@ def check_routes(
         RouteError: another number of bytes than `expected_bytes` took it; says which path they took
             instead and why.
     """
-    paths: dict[str, list[Route]] = {}
-    for route in routes:
-        paths.setdefault(route.path, []).append(route)
-    summary = {
-        path: PathSummary(
-            parameters=len(taken),
-            state_bytes=sum(route.state_bytes for route in taken),
-            reasons=list(dict.fromkeys(route.reason for route in taken)),
-        )
-        for path, taken in paths.items()
-    }
+    summary = by_path(routes)
     found = summary[strategy].state_bytes if strategy in summary else 0
     if found != expected_bytes:
         taken_paths = "; ".join(
@@ -175,3 +173,18 @@ def check_routes(
             f"{expected_bytes:,} bytes of state should be {strategy}, {found:,} are. {taken_paths}"
         )
     return summary
+
+
+def by_path(routes: Sequence[Route]) -> dict[str, PathSummary]:
+    """Summarize routes by path."""
+    paths: dict[str, list[Route]] = {}
+    for route in routes:
+        paths.setdefault(route.path, []).append(route)
+    return {
+        path: PathSummary(
+            parameters=len(taken),
+            state_bytes=sum(route.state_bytes for route in taken),
+            reasons=list(dict.fromkeys(route.reason for route in taken)),
+        )
+        for path, taken in paths.items()
+    }

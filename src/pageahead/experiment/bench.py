@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,10 +21,11 @@ from pageahead.experiment.evidence import (
     FailedRecord,
     LeftOutRecord,
     Record,
+    TrainingRecord,
 )
 from pageahead.experiment.planning import plan_cell
 
-__all__ = ["DEFAULT_STRATEGIES", "Options", "run", "show_cells"]
+__all__ = ["DEFAULT_STRATEGIES", "Options", "collect", "good", "run", "show_cells"]
 
 DEFAULT_STRATEGIES = ("streamed", "lookahead")
 
@@ -59,25 +60,59 @@ def run(options: Options, output: Console, log: Console) -> bool:
     Raises:
         runner.WorkerError: the device cannot be used at all; nothing was measured.
     """
-    run_id = datetime.now(timezone.utc).isoformat()
-    environment = _probe(options, run_id, log)
-    left_out, requests = _requests(options, environment)
+    records = collect(
+        lambda environment: _requests(options, environment),
+        device=options.device,
+        argv=options.argv,
+        out=options.out,
+        log=log,
+    )
+    output.print(table.results(records))
+    for note in table.notes(records):
+        output.print(note, highlight=False, markup=False)
+    return good(records)
+
+
+def collect(
+    plan: Callable[
+        [Environment], tuple[Sequence[LeftOutRecord], Sequence[messages.MeasureRequest]]
+    ],
+    *,
+    device: Literal["auto", "cpu", "cuda"],
+    argv: list[str],
+    out: Path | None,
+    log: Console,
+) -> list[Record]:
+    """Look at the machine and measure what `plan` makes of it; each record is kept at once.
+
+    Args:
+        plan: what is left out, and what the workers are asked for, in order.
+        device, argv, out: as in `Options`.
+        log: where progress goes.
+
+    Raises:
+        runner.WorkerError: the device cannot be used at all; nothing was measured.
+    """
+    environment = _probe(device, argv, log)
+    left_out, requests = plan(environment)
     records: list[Record] = [environment, *left_out]
-    if options.out is not None:
+    if out is not None:
         for record in records:
-            evidence.append(options.out, record)
-    with _Bar(log, sum(_steps(request) for request in requests)) as bar:
+            evidence.append(out, record)
+    with _Bar(log, sum(request.steps for request in requests)) as bar:
         for request in requests:
             bar.begin(request)
             for record in _measure(request, bar):
                 records.append(record)
-                if options.out is not None:
-                    evidence.append(options.out, record)
-    if options.out is not None:
-        log.print(f"{len(records)} records appended to {options.out}", markup=False)
-    output.print(table.results(records))
-    for note in table.notes(records):
-        output.print(note, highlight=False, markup=False)
+                if out is not None:
+                    evidence.append(out, record)
+    if out is not None:
+        log.print(f"{len(records)} records appended to {out}", markup=False)
+    return records
+
+
+def good(records: Sequence[Record]) -> bool:
+    """Whether every cell was measured and everything compared was equal."""
     return all(_good(record) for record in records)
 
 
@@ -122,16 +157,16 @@ class _Bar:
         self._pass_cell()
         self._progress.stop()
 
-    def begin(self, request: messages.CellRequest) -> None:
+    def begin(self, request: messages.MeasureRequest) -> None:
         self._pass_cell()
-        self._cell, self._within = request.cell, _steps(request)
-        self._log.print(f"{request.cell}: legacy, {', '.join(request.strategies)}")
+        self._cell, self._within = request.cell, request.steps
+        self._log.print(f"{request.cell}: {request.baseline}, {', '.join(request.strategies)}")
 
     def advance(self, progress: messages.Progress) -> None:
         self._progress.update(
             self._task,
             description=f"{self._cell}: {progress.phase}",
-            completed=self._before + progress.steps,
+            completed=self._before + min(progress.steps, self._within),
         )
 
     def _pass_cell(self) -> None:
@@ -141,8 +176,9 @@ class _Bar:
         self._progress.update(self._task, completed=self._before)
 
 
-def _probe(options: Options, run_id: str, log: Console) -> Environment:
-    request = messages.ProbeRequest(run=run_id, argv=options.argv, device=options.device)
+def _probe(device: Literal["auto", "cpu", "cuda"], argv: list[str], log: Console) -> Environment:
+    run_id = datetime.now(timezone.utc).isoformat()
+    request = messages.ProbeRequest(run=run_id, argv=argv, device=device)
     with log.status("looking at the machine"):
         answer = runner.ask(request, lambda progress: None)
     assert isinstance(answer, Environment)
@@ -173,7 +209,7 @@ def _requests(
     return left_out, requests
 
 
-def _measure(request: messages.CellRequest, bar: _Bar) -> Iterator[Record]:
+def _measure(request: messages.MeasureRequest, bar: _Bar) -> Iterator[Record]:
     """The worker's answer; or why there is none; or both, if it did not end well after it."""
     try:
         answer = runner.ask(request, bar.advance)
@@ -187,11 +223,13 @@ def _measure(request: messages.CellRequest, bar: _Bar) -> Iterator[Record]:
         yield answer
 
 
-def _steps(request: messages.CellRequest) -> int:
-    return request.protocol.steps * (1 + len(request.strategies))
-
-
 def _good(record: Record) -> bool:
     if isinstance(record, CellRecord):
         return all(candidate.comparison.equal for candidate in record.candidates)
+    if isinstance(record, TrainingRecord):
+        return all(
+            arm.comparison is None or arm.comparison.equal
+            for group in record.groups
+            for arm in group.arms
+        )
     return not isinstance(record, FailedRecord)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
-from typing import Literal
+from typing import Literal, TypeVar
+from typing import Protocol as Interface
 
 from pageahead.experiment.protocol import Protocol
 from pageahead.optim.routing import PAGED_NUMEL
@@ -20,6 +22,7 @@ __all__ = [
     "Preset",
     "UnknownCellError",
     "cell_named",
+    "matching",
     "select",
 ]
 
@@ -197,17 +200,32 @@ def select(preset: Preset, pattern: str | None) -> list[Cell]:
 
     Case does not matter. Raises `UnknownCellError` if none does.
     """
+    return matching(preset.cells, preset.name, pattern)
+
+
+class Named(Interface):
+    """Something with a name to choose it by."""
+
+    @property
+    def name(self) -> str: ...
+
+
+AnyNamed = TypeVar("AnyNamed", bound=Named)
+
+
+def matching(cells: Sequence[AnyNamed], preset: str, pattern: str | None) -> list[AnyNamed]:
+    """What `select` does, for cells of any kind."""
     if pattern is None:
-        return list(preset.cells)
+        return list(cells)
     wanted = pattern.lower()
     chosen = [
         cell
-        for cell in preset.cells
+        for cell in cells
         if wanted in cell.name.lower() or fnmatchcase(cell.name.lower(), wanted)
     ]
     if not chosen:
         raise UnknownCellError(
-            f"no cell of preset {preset.name!r} matches {pattern!r}; it has: "
-            f"{', '.join(cell.name for cell in preset.cells)}"
+            f"no cell of preset {preset!r} matches {pattern!r}; it has: "
+            f"{', '.join(cell.name for cell in cells)}"
         )
     return chosen

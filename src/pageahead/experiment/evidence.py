@@ -1,8 +1,8 @@
 """What a run leaves behind: JSON lines, each validated when written and when read.
 
-A run is one `Environment` record and then, cell by cell, a `CellRecord`, or a `FailedRecord` or
-`LeftOutRecord` that says why there is none. Every timing is kept; `Spread` and `Ratio` are what
-`summary` makes of the wall times.
+A run is one `Environment` record and then, cell by cell, a `CellRecord` or `TrainingRecord`, or a
+`FailedRecord` or `LeftOutRecord` that says why there is none. Every timing is kept; `Spread` and
+`Ratio` are what `summary` makes of the wall times.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ __all__ = [
     "LeftOutRecord",
     "LegacyRecord",
     "LinkRecord",
+    "Occupancy",
     "PathSummary",
     "Record",
     "Timings",
+    "TrainingArm",
+    "TrainingGroup",
+    "TrainingRecord",
     "append",
     "read",
 ]
@@ -186,6 +190,90 @@ class CellRecord(_Model):
     """Measured before and after the timed rounds, in their process."""
 
 
+class Occupancy(_Model):
+    """Device memory around one way of training, in bytes; the highest of all its iterations."""
+
+    own_peak: int
+    """Its own: of the process's peak during an iteration, what others had before it subtracted."""
+    process_peak: int
+    """PyTorch's ``max_memory_allocated`` of an iteration: with what all other ways hold."""
+    driver_used: int
+    """What the driver says is taken of the GPU after an iteration, by anybody."""
+
+
+class TrainingArm(_Model):
+    """One way of training in a group. See `training.cells.ArmSpec`."""
+
+    arm: str
+    way: Literal["hbm", "model", "torch", "after", "during"]
+    budget: int | float | None
+    optimizer_class: str | None
+    paging: str | None
+    wall: Spread
+    ratio: Ratio
+    """To all state in HBM, in the same group: 1 is as fast."""
+    timings: Timings
+    state_bytes: int
+    hbm_state_bytes: int
+    """State that stays on the device, and the slots of what is streamed."""
+    slot_bytes: int
+    streamed_bytes: int
+    """What comes in, and goes home, in each iteration."""
+    link_bound_ms: float | None
+    """`streamed_bytes` over the link's duplex bandwidth; None without a link."""
+    bound_ms: float | None
+    """What hides behind what: after backward, forward and backward and then the longer of update
+    and transfer; during backward, the longer of the whole computation and the transfer."""
+    occupancy: Occupancy | None
+    routes: dict[str, PathSummary]
+    comparison: Comparison | None
+    """Parameters and state against the baseline's, bit for bit."""
+    not_compared: str | None
+    """Why, where there is no comparison."""
+
+
+class TrainingGroup(_Model):
+    """Ways that fitted in memory together and took turns; the first is the baseline."""
+
+    arms: list[TrainingArm]
+
+
+class TrainingRecord(_Model):
+    """Whole iterations of a GPT: one cell, measured in one process."""
+
+    kind: Literal["training"] = "training"
+    run: str
+    cell: str
+    bits: Literal[8, 32]
+    device: Literal["cpu", "cuda"]
+    device_name: str
+    library: str
+    parameters: int
+    layers: int
+    width: int
+    vocabulary: int
+    sequences: int
+    length: int
+    """Tokens of each sequence."""
+    protocol: Protocol
+    """Its repetitions are the iterations of one way's turn in a round."""
+    seed: int
+    batches: int
+    """Batches of random tokens, which iterations take in turn."""
+    deterministic: bool
+    """Whether the model's gradients were the same twice, bit for bit."""
+    nondeterminism: str | None
+    groups: list[TrainingGroup]
+    left_out: dict[str, str]
+    link: LinkRecord | None
+    """Measured before and after, in the same process."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an iteration."""
+        return self.sequences * self.length
+
+
 class FailedRecord(_Model):
     """A cell whose process failed."""
 
@@ -206,7 +294,7 @@ class LeftOutRecord(_Model):
     reason: str
 
 
-Record = Environment | CellRecord | FailedRecord | LeftOutRecord
+Record = Environment | CellRecord | TrainingRecord | FailedRecord | LeftOutRecord
 _adapter: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 

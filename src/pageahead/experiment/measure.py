@@ -24,7 +24,7 @@ from pageahead.experiment.messages import CellRequest
 from pageahead.experiment.protocol import CpuClock, CudaClock, Interleaving
 from pageahead.experiment.summary import ratio, spread
 
-__all__ = ["GRADIENT_SETS", "SEED", "ManagedMemoryError", "Report", "measure_cell"]
+__all__ = ["GRADIENT_SETS", "SEED", "ManagedMemoryError", "Phases", "Report", "measure_cell"]
 
 SEED = 1234
 GRADIENT_SETS = 3
@@ -49,7 +49,7 @@ def measure_cell(request: CellRequest, report: Report) -> CellRecord:
     cell = cell_named(request.cell)
     shapes = cell.layout.shapes_on(identity.type)
     state_bytes = cell.state_bytes(identity.type)
-    progress = _Progress(report)
+    progress = Phases(report)
     links = _measure_link(identity, progress)
     progress.enter("making parameters and gradients")
     workload = Workload(shapes, identity.device, SEED, GRADIENT_SETS)
@@ -100,7 +100,7 @@ def measure_cell(request: CellRequest, report: Report) -> CellRecord:
     )
 
 
-class _Progress:
+class Phases:
     """What is being done and how many steps are, for whoever listens."""
 
     def __init__(self, report: Report) -> None:
@@ -117,7 +117,7 @@ class _Progress:
         self._report(self._phase, self._steps)
 
 
-def _measure_link(identity: Identity, progress: _Progress) -> list[LinkRecord]:
+def _measure_link(identity: Identity, progress: Phases) -> list[LinkRecord]:
     """One measurement on a GPU; none on the CPU, which has no link to itself."""
     if identity.type == "cpu":
         return []

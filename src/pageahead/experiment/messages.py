@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from pageahead.experiment.evidence import CellRecord, Environment
+from pageahead.experiment.evidence import CellRecord, Environment, TrainingRecord
 from pageahead.experiment.protocol import Protocol
 
-__all__ = ["CellRequest", "Failure", "ProbeRequest", "Progress", "Reply", "replies", "requests"]
+__all__ = [
+    "CellRequest",
+    "Failure",
+    "MeasureRequest",
+    "ProbeRequest",
+    "Progress",
+    "Reply",
+    "TrainingRequest",
+    "replies",
+    "requests",
+]
 
 
 class _Model(BaseModel):
@@ -25,15 +35,37 @@ class ProbeRequest(_Model):
     device: Literal["auto", "cpu", "cuda"]
 
 
-class CellRequest(_Model):
-    """Measure one cell. Answer: `CellRecord`."""
+class _MeasureRequest(_Model):
+    baseline: ClassVar[str]
+    """What the strategies are measured against."""
 
-    kind: Literal["cell"] = "cell"
     run: str
     cell: str
     strategies: list[str]
     device: Literal["cpu", "cuda"]
     protocol: Protocol
+
+    @property
+    def steps(self) -> int:
+        """How many there will be in all, to draw a progress bar of."""
+        return self.protocol.steps * (1 + len(self.strategies))
+
+
+class CellRequest(_MeasureRequest):
+    """Measure one cell. Answer: `CellRecord`."""
+
+    baseline = "legacy"
+
+    kind: Literal["cell"] = "cell"
+
+
+class TrainingRequest(_MeasureRequest):
+    """Measure training iterations in the ways (`strategies`) named. Answer: `TrainingRecord`."""
+
+    baseline = "hbm"
+
+    kind: Literal["training"] = "training"
+    parameters: int
 
 
 class Progress(_Model):
@@ -51,7 +83,8 @@ class Failure(_Model):
     reason: str
 
 
-Request = ProbeRequest | CellRequest
-Reply = Progress | Failure | Environment | CellRecord
+MeasureRequest = CellRequest | TrainingRequest
+Request = ProbeRequest | CellRequest | TrainingRequest
+Reply = Progress | Failure | Environment | CellRecord | TrainingRecord
 requests: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 replies: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

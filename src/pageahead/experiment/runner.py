@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pageahead
-from pageahead.experiment.evidence import CellRecord, Environment
+from pageahead.experiment.evidence import CellRecord, Environment, TrainingRecord
 from pageahead.experiment.identity import scrub
 from pageahead.experiment.messages import (
-    CellRequest,
     Failure,
+    MeasureRequest,
     ProbeRequest,
     Progress,
     replies,
@@ -26,7 +26,7 @@ from pageahead.experiment.messages import (
 
 __all__ = ["WorkerError", "ask"]
 
-Answer = Environment | CellRecord
+Answer = Environment | CellRecord | TrainingRecord
 
 WORKER = (sys.executable, "-m", "pageahead.experiment.worker")
 SILENCE_SECONDS = 300.0  # far more than the longest phase between two lines of a live worker
@@ -48,7 +48,7 @@ class WorkerError(RuntimeError):
 
 
 def ask(
-    request: ProbeRequest | CellRequest,
+    request: ProbeRequest | MeasureRequest,
     on_progress: Callable[[Progress], None],
     *,
     command: Sequence[str] = WORKER,

@@ -13,18 +13,22 @@ from typing import TextIO
 
 from pageahead.experiment.arms import RouteError
 from pageahead.experiment.environment import describe
-from pageahead.experiment.evidence import CellRecord, Environment
+from pageahead.experiment.evidence import CellRecord, Environment, TrainingRecord
 from pageahead.experiment.identity import IdentityError, identify, scrub
 from pageahead.experiment.link import measure_link
 from pageahead.experiment.measure import ManagedMemoryError, measure_cell
 from pageahead.experiment.messages import (
     CellRequest,
     Failure,
+    MeasureRequest,
     ProbeRequest,
     Progress,
     Reply,
+    TrainingRequest,
     requests,
 )
+from pageahead.experiment.training.measure import measure_training
+from pageahead.experiment.training.planning import DoesNotFitError
 
 __all__ = ["main"]
 
@@ -41,11 +45,16 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _answer(request: ProbeRequest | CellRequest, channel: TextIO) -> Environment | CellRecord:
+def _answer(
+    request: ProbeRequest | MeasureRequest, channel: TextIO
+) -> Environment | CellRecord | TrainingRecord:
+    def report(phase: str, steps: int) -> None:
+        _send(channel, Progress(phase=phase, steps=steps))
+
     if isinstance(request, CellRequest):
-        return measure_cell(
-            request, lambda phase, steps: _send(channel, Progress(phase=phase, steps=steps))
-        )
+        return measure_cell(request, report)
+    if isinstance(request, TrainingRequest):
+        return measure_training(request, report)
     identity = identify(request.device)
     link = measure_link(identity.device) if identity.type == "cuda" else None
     return describe(identity, run=request.run, argv=request.argv, link=link)
@@ -53,7 +62,7 @@ def _answer(request: ProbeRequest | CellRequest, channel: TextIO) -> Environment
 
 def _reason(error: Exception) -> str:
     """One line; where the error is not ours and speaks for itself, with where it was raised."""
-    if isinstance(error, (IdentityError, ManagedMemoryError, RouteError)):
+    if isinstance(error, (DoesNotFitError, IdentityError, ManagedMemoryError, RouteError)):
         return str(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{place.filename}:{place.lineno}"
