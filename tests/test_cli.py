@@ -62,7 +62,7 @@ def test_everything_given_and_recorded_without_the_folder(options, tmp_path) -> 
 
 def test_choices_are_those_there_are() -> None:
     assert [one.value for one in cli.PresetName] == [*PRESETS, "training"]
-    assert [one.value for one in cli.StrategyName] == list(STRATEGIES)
+    assert [one.value for one in cli.StrategyName] == [*STRATEGIES, "resident"]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ class PresetName(str, Enum):
     quick = "quick"
     source = "source"
     skew = "skew"
+    resident = "resident"
     training = "training"
 
 
@@ -45,6 +46,7 @@ class StrategyName(str, Enum):
     streamed = "streamed"
     lookahead = "lookahead"
     sequential = "sequential"
+    resident = "resident"
 
 
 class DeviceName(str, Enum):
@@ -87,7 +89,8 @@ def bench(
     strategy: Annotated[
         list[StrategyName] | None,
         typer.Option(
-            help="Measured against bitsandbytes; may be repeated. Default: streamed and lookahead."
+            help="Measured against bitsandbytes; may be repeated. Default: streamed and lookahead; "
+            "preset resident: resident and streamed."
         ),
     ] = None,
     parameters: Annotated[
@@ -143,9 +146,9 @@ def bench(
             if parameters is not None:
                 raise typer.BadParameter("only for --preset training", param_hint="--params")
             strategies = [one.value for one in strategy or []]
-            strategies = strategies or list(experiment.DEFAULT_STRATEGIES)
-            argv += [word for one in strategies for word in ("--strategy", one)]
             chosen_preset = PRESETS[preset.value]
+            strategies = strategies or list(chosen_preset.strategies)
+            argv += [word for one in strategies for word in ("--strategy", one)]
             options = experiment.Options(
                 preset=chosen_preset,
                 cells=select(chosen_preset, cells),

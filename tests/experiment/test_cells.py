@@ -65,7 +65,9 @@ def test_on_the_cpu_cells_are_smaller_but_page_the_same_parameters(cell) -> None
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
 def test_classes_exist_and_match(cell) -> None:
     ours = getattr(pageahead, cell.optimizer.candidate)
-    assert issubclass(ours, getattr(bitsandbytes.optim, cell.optimizer.legacy_on("cuda")))
+    legacy = getattr(bitsandbytes.optim, cell.optimizer.legacy_on("cuda"))
+    assert issubclass(ours, legacy) == cell.optimizer.legacy_pages
+    assert ("Paged" in legacy.__name__) == cell.optimizer.legacy_pages
     assert getattr(bitsandbytes.optim, cell.optimizer.legacy_on("cpu"))
 
 

@@ -13,7 +13,7 @@ from pageahead.experiment.cells import DeviceType, Optimizer
 from pageahead.experiment.evidence import PathSummary
 from pageahead.experiment.legacy import managed_state
 from pageahead.experiment.residency import HostResidency
-from pageahead.optim.routing import Route
+from pageahead.optim.routing import PAGED_NUMEL, Route
 
 __all__ = [
     "MANAGED_STRATEGIES",
@@ -93,19 +93,18 @@ class Arm:
     def legacy(cls, optimizer: Optimizer, workload: Workload, device: DeviceType) -> Arm:
         """bitsandbytes' own class, as it is."""
         kind = getattr(bitsandbytes.optim, optimizer.legacy_on(device))
-        return cls(
-            "legacy", kind(workload.parameters()), workload.gradients, managed=device == "cuda"
-        )
+        managed = device == "cuda" and optimizer.legacy_pages
+        return cls("legacy", kind(workload.parameters()), workload.gradients, managed=managed)
 
     @classmethod
     def candidate(
         cls, optimizer: Optimizer, strategy: str, workload: Workload, device: DeviceType
     ) -> Arm:
-        """Ours, with none of the state staying on the device."""
+        """Ours, with none of the state staying on the device; with ``resident``, all of it."""
         kind = getattr(pageahead, optimizer.candidate)
         paging = pageahead.Paging(
-            strategy=strategy,
-            hbm_budget=0,
+            strategy="streamed" if strategy == "resident" else strategy,
+            hbm_budget=1.0 if strategy == "resident" else 0,
             write_back="before_return",
             allow_oversubscription=False,
         )
@@ -163,7 +162,9 @@ def check_routes(
             instead and why.
     """
     summary = by_path(routes)
-    found = summary[strategy].state_bytes if strategy in summary else 0
+    # Small parameters are resident whatever is measured.
+    paged = by_path([route for route in routes if route.numel >= PAGED_NUMEL])
+    found = paged[strategy].state_bytes if strategy in paged else 0
     if found != expected_bytes:
         taken_paths = "; ".join(
             f"{path}: {one.state_bytes:,} bytes ({', '.join(one.reasons)})"

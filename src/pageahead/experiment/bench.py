@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from pageahead.experiment import evidence, messages, runner, table
-from pageahead.experiment.cells import PRESETS, Cell, Preset
+from pageahead.experiment.cells import PRESETS, SOURCE, Cell, Preset
 from pageahead.experiment.evidence import (
     CellRecord,
     Environment,
@@ -27,7 +27,7 @@ from pageahead.experiment.planning import plan_cell
 
 __all__ = ["DEFAULT_STRATEGIES", "Options", "collect", "good", "run", "show_cells"]
 
-DEFAULT_STRATEGIES = ("streamed", "lookahead")
+DEFAULT_STRATEGIES = SOURCE.strategies
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ class Optimizer:
         candidate: the class in `pageahead`.
         legacy: the class in `bitsandbytes.optim` it is compared with on a GPU.
         legacy_on_cpu: the same on the CPU, where bitsandbytes cannot page AdEMAMix.
+        legacy_pages: whether legacy's state is in managed memory on a GPU.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Optimizer:
     candidate: str
     legacy: str
     legacy_on_cpu: str
+    legacy_pages: bool = True
 
     def legacy_on(self, device: DeviceType) -> str:
         """The class in `bitsandbytes.optim` to compare with on `device`."""
@@ -107,12 +109,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named list of cells and how often each is measured."""
+    """A named list of cells, how often each is measured, and which strategies by default."""
 
     name: str
     description: str
     cells: tuple[Cell, ...]
     protocol: Protocol
+    strategies: tuple[str, ...] = ("streamed", "lookahead")
 
 
 def _uniform(count: int, mebi_elements: int) -> Layout:
@@ -143,6 +146,10 @@ LION8 = Optimizer("lion8", 1, "PagedLion8bit", "PagedLion8bit", "PagedLion8bit")
 # Two first moments and one second. Not PagedAdEMAMix32bit, whose first moments bitsandbytes makes
 # half as large as its kernel takes them to be; PagedAdEMAMix has 32 bits by default.
 ADEMAMIX32 = Optimizer("ademamix32", 12, "PagedAdEMAMix", "PagedAdEMAMix", "AdEMAMix")
+
+# All of the state on the device: compared with the classes that do not page.
+RESIDENT32 = Optimizer("resident32", 8, "PagedAdamW32bit", "AdamW32bit", "AdamW32bit", False)
+RESIDENT8 = Optimizer("resident8", 2, "PagedAdamW8bit", "AdamW8bit", "AdamW8bit", False)
 
 LLAMA = _llama(vocabulary=128_256, hidden=2048, layers=16, intermediate=8192, kv=8 * 64)
 #: Large and small parameters together: what is paged and what is not, in one step.
@@ -184,7 +191,18 @@ SKEW = Preset(
     (Cell(ADAMW32, _uniform(32, 8)), Cell(ADAMW32, SKEWED)),
     Protocol(warmups=3, rounds=3, repetitions=4),
 )
-PRESETS = {preset.name: preset for preset in (QUICK, SOURCE, SKEW)}
+RESIDENT = Preset(
+    "resident",
+    "all state on the device, and none, against bitsandbytes' optimizers that do not page",
+    tuple(
+        Cell(optimizer, layout)
+        for optimizer in (RESIDENT32, RESIDENT8)
+        for layout in (_uniform(8, 1), _uniform(8, 4), _uniform(32, 8), LLAMA)
+    ),
+    Protocol(warmups=5, rounds=5, repetitions=6),
+    strategies=("resident", "streamed"),
+)
+PRESETS = {preset.name: preset for preset in (QUICK, SOURCE, SKEW, RESIDENT)}
 CELLS = {cell.name: cell for preset in PRESETS.values() for cell in preset.cells}
 
 

@@ -33,7 +33,11 @@ def plan_cell(cell: Cell, strategies: Sequence[str], device: DeviceType) -> Cell
     wanted = list(dict.fromkeys(strategies))
     together = 2 * cell.state_bytes(device)
     managed = [strategy for strategy in wanted if strategy in MANAGED_STRATEGIES]
-    if together > MANAGED_LIMIT_BYTES:
+    if not cell.optimizer.legacy_pages:
+        for strategy in managed:
+            plan.left_out[strategy] = "legacy does not page here; see the preset 'source'"
+        managed = []
+    elif together > MANAGED_LIMIT_BYTES:
         for strategy in managed:
             plan.left_out[strategy] = (
                 f"with legacy it would take {together / 2**30:.2f} GiB of managed memory; the "
