@@ -162,9 +162,12 @@ def check_routes(
             instead and why.
     """
     summary = by_path(routes)
-    # Small parameters are resident whatever is measured.
-    paged = by_path([route for route in routes if route.numel >= PAGED_NUMEL])
-    found = paged[strategy].state_bytes if strategy in paged else 0
+    found = sum(
+        route.state_bytes
+        for route in routes
+        # Small parameters are resident, whatever is measured.
+        if route.path == strategy and (strategy != "resident" or route.numel >= PAGED_NUMEL)
+    )
     if found != expected_bytes:
         taken_paths = "; ".join(
             f"{path}: {one.state_bytes:,} bytes ({', '.join(one.reasons)})"
