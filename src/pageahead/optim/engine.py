@@ -83,16 +83,16 @@ class Engine:
         Raises:
             HostMemoryError: there is not enough host memory; nothing was allocated.
         """
-        paged = [home for home in homes if home.paged]
-        if self.arena is None or not paged:
+        if self.arena is None or not homes:
             return
         end = 0
-        for home in paged:
+        for home in homes:
             home.offset = end
             end = pack(home.shape, home.shape.numel, end)[1]
         base = self.arena.grow(end)
-        for home in paged:
+        for home in homes:
             home.offset += base
+            home.placed = True
 
     def release_last(self) -> None:
         """Give back what the last `reserve` took."""
@@ -107,6 +107,15 @@ class Engine:
         """Drop prepared views, of state tensors that were replaced or for another set of them."""
         self._plan = None
         self._pipeline.forget_plan()
+
+    def drop_ring(self) -> int:
+        """Let go of the slots until a step needs them again; return how many bytes they had."""
+        nbytes = 0 if self.ring is None else self.ring.nbytes
+        if nbytes:
+            self.settle()
+            self.forget_plan()
+            self.ring = None
+        return nbytes
 
     def settle(self) -> None:
         """Block the host until state in the arena is complete."""

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
-from pageahead.device import device_for
+from pageahead.device import Block, device_for
 from pageahead.optim import checkpoint
 from pageahead.optim.active import Active, collect, make_contiguous
 from pageahead.optim.base import BitsandbytesOptimizer
+from pageahead.optim.elastic import Elastic, Residency
 from pageahead.optim.engine import Engine, StateSource
-from pageahead.optim.homes import Home, check_homes, choose_homes, refuse_capture
+from pageahead.optim.homes import Home, check_homes, refuse_capture
+from pageahead.optim.moving import give_blocks
 from pageahead.optim.paging import Paging
 from pageahead.optim.routing import (
     PAGED_NUMEL,
@@ -58,9 +60,11 @@ class PagedOptimizer(BitsandbytesOptimizer):
         self.paging = Paging() if paging is None else paging
         self._engines: dict[torch.device, Engine] = {}
         self._homes: dict[torch.Tensor, Home] = {}
-        self._source: StateSource | None = None
+        self._elastic = Elastic(self.paging)
+        self._source: StateSource | Block | None = None
         self._process = os.getpid()
         super().__init__(*args, **kwargs)
+        self._elastic.watch(self)
 
     # --- the step -----------------------------------------------------------------------------
 
@@ -91,6 +95,7 @@ class PagedOptimizer(BitsandbytesOptimizer):
         if not self.initialized:
             self.check_overrides()
             self.initialized = True
+        self._elastic.before_step(self)
         waiting = dict(self._engines)
         try:
             # Chunks start coming in while the host checks and prepares this step.
@@ -162,7 +167,8 @@ class PagedOptimizer(BitsandbytesOptimizer):
             raise
 
     def _reserve(self, homes: Sequence[Home]) -> list[Engine]:
-        """Make room for paged homes on every device, or on none."""
+        """Make room for paged homes on every device, or on none; say where resident ones go."""
+        give_blocks([home for home in homes if home.movable and not home.paged])
         by_device: dict[torch.device, list[Home]] = {}
         for home in homes:
             if home.paged:
@@ -179,14 +185,7 @@ class PagedOptimizer(BitsandbytesOptimizer):
         return reserved
 
     def _choose_homes(self, candidates: Sequence[Candidate]) -> list[Home]:
-        budgeted = self.paging.hbm_budget not in ("auto", 0)
-        return choose_homes(
-            candidates,
-            self.paging,
-            self.optimizer_name,
-            self._homes.values(),
-            self._pageable_bytes() if budgeted else 0,
-        )
+        return self._elastic.choose(self, candidates)
 
     def _candidate(self, parameter: torch.Tensor, gindex: int, pindex: int) -> Candidate:
         config = self.get_config(gindex, pindex, self.param_groups[gindex])
@@ -210,8 +209,7 @@ class PagedOptimizer(BitsandbytesOptimizer):
 
     def _init_home(self, active: Active, home: Home) -> None:
         parameter = active.parameter
-        if home.paged:
-            self._source = self._engine(home.device).source(home)
+        self._source = self._engine(home.device).source(home) if home.paged else home.block
         try:
             self.init_state(active.group, parameter, active.gindex, active.pindex)
         finally:
@@ -253,6 +251,30 @@ class PagedOptimizer(BitsandbytesOptimizer):
             self._route(gindex, pindex, parameter, planned.get(parameter))
             for gindex, pindex, parameter in listed
         ]
+
+    def residency(self) -> Residency:
+        """Say how many bytes of state are on devices, on the host, and how large the rings are."""
+        return self._elastic.residency(self)
+
+    def release(self, nbytes: int) -> int:
+        """Give back device memory, say after an out-of-memory error; then retry the forward.
+
+        Resident state goes to the host first, then the ring, which the next step makes again.
+        With ``hbm_budget="auto"`` state returns when there has been room for some steps, with a
+        fixed budget it stays on the host.
+
+        Args:
+            nbytes: how much is wanted.
+
+        Returns:
+            Bytes given back: `nbytes` or more, or less where there was no more to give or the host
+            has no room for it.
+
+        Raises:
+            TypeError, ValueError: `nbytes` is not a number of bytes.
+        """
+        self._check_process("release()")
+        return self._elastic.release(self, nbytes)
 
     def _route(
         self, gindex: int, pindex: int, parameter: torch.Tensor, planned: Home | None
@@ -335,12 +357,12 @@ class PagedOptimizer(BitsandbytesOptimizer):
             group.update(loaded)
         for engine in self._engines.values():
             engine.forget_plan()
+        self._elastic.changed()
 
     def _empty_home(self, saved: checkpoint.Saved, home: Home) -> None:
         """Make the state tensors that `saved` will be copied to."""
         parameter = saved.parameter
-        if home.paged:
-            self._source = self._engine(home.device).source(home)
+        self._source = self._engine(home.device).source(home) if home.paged else home.block
         state: dict[str, Any] = {}
         try:
             for key in ("state1", "state2"):

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from pageahead.memory.layout import BLOCK, Chunk, Item, Slice, StateShape, cut
+from pageahead.memory.layout import BLOCK, Chunk, Item, Slice, StateShape, cut, pack
 from pageahead.memory.ring import Slot
 from pageahead.optim.homes import Home
 from pageahead.optim.update import MAX_LAUNCH, StateViews
 
-__all__ = ["SLOTS", "StepPlan", "chunk_bytes"]
+__all__ = ["SLOTS", "StepPlan", "chunk_bytes", "ring_bytes"]
 
 SLOTS = 4
 """Chunks in flight: one coming in, one being updated, one going home, one to even out the pace."""
@@ -150,6 +150,12 @@ def chunk_bytes(states: Iterable[StateShape], staging: int | None) -> tuple[int,
     if staging is not None:
         limit = min(limit, staging // SLOTS)
     return min(target, limit), limit
+
+
+def ring_bytes(states: Sequence[StateShape], staging: int | None) -> int:
+    """The most device memory that the ring takes for a step that moves these states."""
+    _, limit = chunk_bytes(states, staging)
+    return SLOTS * min(limit, sum(pack(one, one.numel)[1] for one in states))
 
 
 def _flat(tensor: torch.Tensor, rows: int) -> torch.Tensor:

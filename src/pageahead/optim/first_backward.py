@@ -1,0 +1,49 @@
+"""Knowing whether there was a backward yet, without any cost after the first."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["FirstBackward"]
+
+
+class FirstBackward:
+    """Watches parameters until the first of them gets a gradient from autograd.
+
+    A gradient alone proves nothing: ``torch.distributed.checkpoint`` assigns zeros and calls
+    ``step()`` before any forward has taken its memory.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._handles: dict[int, RemovableHandle] = {}
+        # Hooks live as long as the parameters; they go with whoever wanted to know.
+        weakref.finalize(self, _remove, self._handles).atexit = False
+
+    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Watch these parameters, too, those of them that autograd gives gradients."""
+        if self.seen:
+            return
+        reference = weakref.ref(self)
+
+        def hook(_: torch.Tensor) -> None:
+            watcher = reference()
+            if watcher is not None:
+                watcher.seen = True
+                _remove(watcher._handles)
+
+        for parameter in parameters:
+            if id(parameter) not in self._handles and parameter.requires_grad and parameter.is_leaf:
+                self._handles[id(parameter)] = parameter.register_post_accumulate_grad_hook(hook)
+
+
+def _remove(handles: dict[int, RemovableHandle]) -> None:
+    while handles:  # one at a time: backward may run in several threads
+        try:
+            handles.popitem()[1].remove()
+        except KeyError:
+            return
