@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import is_
 from typing import TYPE_CHECKING
 
@@ -82,7 +82,7 @@ class _Record:
             smallest streamed one.
     """
 
-    patience: int = PATIENCE
+    patience: int = field(default_factory=lambda: PATIENCE)
     roomy: int = 0
     least: int = 0
     rest: int = 0
