@@ -166,6 +166,11 @@ class Elastic:
             return 0  # taken already: no longer among what is free
         return ring_bytes(shapes, self._paging.staging)
 
+    def _ring_after(self, optimizer: PagedOptimizer, device: torch.device, engine: Engine) -> int:
+        """The same if resident state is given back, which travels from then on."""
+        shapes = [one.home.shape for one in _members(optimizer, device)]
+        return self._ring_to_come(engine, shapes) if shapes else 0
+
     # --- before a step ------------------------------------------------------------------------
 
     def before_step(self, optimizer: PagedOptimizer) -> None:
@@ -175,7 +180,9 @@ class Elastic:
         if not self._backward.seen:
             self.watch(optimizer)  # parameters that were added or unfrozen since
             return
-        self._decided = True
+        if not self._decided:
+            self._backward.stop()
+            self._decided = True
         for device, engine in optimizer._engines.items():
             if not device_for(device).capturing():  # refused later, with the reason
                 self._look(optimizer, device, engine)
@@ -224,9 +231,7 @@ class Elastic:
         self, optimizer: PagedOptimizer, device: torch.device, engine: Engine, nbytes: int
     ) -> None:
         record = self._records[device]
-        if engine.ring is None:  # what is given back travels from now on
-            shapes = [one.home.shape for one in _members(optimizer, device)]
-            nbytes += self._ring_to_come(engine, shapes)
+        nbytes += self._ring_after(optimizer, device, engine)
         freed = self._shrink(optimizer, device, engine, nbytes)
         record.lower()
         if not freed:  # the host had no room, and said so
@@ -332,7 +337,8 @@ class Elastic:
             if freed < nbytes:
                 # Not to be taken right back: the next look must not be the first.
                 self._records.setdefault(device, _Record()).lower()
-                freed += self._shrink(optimizer, device, engine, nbytes - freed)
+                wanted = nbytes - freed + self._ring_after(optimizer, device, engine)
+                freed += self._shrink(optimizer, device, engine, wanted)
         for engine in engines.values():
             if freed < nbytes:
                 freed += engine.drop_ring()

@@ -26,24 +26,25 @@ class FirstBackward:
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Watch these parameters, too, those of them that autograd gives gradients."""
-        if self.seen:
-            return
         reference = weakref.ref(self)
 
+        # Hooks are removed by `stop`, not by the first that fires: FSDP2 calls a parameter's hooks
+        # in a loop over the very dictionary that holds them.
         def hook(_: torch.Tensor) -> None:
             watcher = reference()
             if watcher is not None:
                 watcher.seen = True
-                _remove(watcher._handles)
 
         for parameter in parameters:
-            if id(parameter) not in self._handles and parameter.requires_grad and parameter.is_leaf:
+            known = id(parameter) in self._handles
+            if not known and parameter.requires_grad and parameter.is_leaf:
                 self._handles[id(parameter)] = parameter.register_post_accumulate_grad_hook(hook)
+
+    def stop(self) -> None:
+        """Remove the hooks: there was a backward, and nothing more to know."""
+        _remove(self._handles)
 
 
 def _remove(handles: dict[int, RemovableHandle]) -> None:
-    while handles:  # one at a time: backward may run in several threads
-        try:
-            handles.popitem()[1].remove()
-        except KeyError:
-            return
+    while handles:
+        handles.popitem()[1].remove()
