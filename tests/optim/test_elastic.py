@@ -498,6 +498,18 @@ def test_release_makes_room_for_the_ring_that_is_then_needed(gpu: Gpu) -> None:
     assert STATE - now.resident - now.slots >= SMALLEST
 
 
+def test_release_starts_the_wait_anew(gpu: Gpu) -> None:
+    optimizer = adamw(gpu)
+    steps(optimizer, range(1))
+    gpu.room = 2 * STATE
+    train(optimizer, range(1, elastic.PATIENCE))
+    assert optimizer.release(1) > 0  # the ring: nothing is resident yet
+    train(optimizer, range(20, 20 + 2 * elastic.PATIENCE - 1))
+    assert optimizer.residency().resident == 0
+    train(optimizer, range(60, 61))
+    assert optimizer.residency().resident == STATE
+
+
 def test_release_before_anything_was_decided(gpu: Gpu) -> None:
     gpu.room = 2 * STATE
     optimizer = adamw(gpu)

@@ -1,4 +1,7 @@
-"""Where each parameter's state lives: decided when it is made, checked at every step."""
+"""Where each parameter's state lives: decided when it is made, checked at every step.
+
+Under ``hbm_budget="auto"`` and after ``release()``, `pageahead.optim.elastic` changes it later.
+"""
 
 from __future__ import annotations
 
