@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+import pageahead.device
 from pageahead import Paging, Residency
 from pageahead.device.cpu import CpuBlock
 from pageahead.memory import host
 from pageahead.optim import elastic, moving
 from pageahead.optim.paged import PagedOptimizer
+from tests.lazy import LazyDevice
 from tests.support import (
     CPU,
     MIB,
@@ -203,11 +205,14 @@ def test_hooks_go_once_there_was_a_backward(gpu: Gpu) -> None:
     optimizer = adamw(gpu)
     found = unique_parameters(optimizer)
     assert all(one._post_accumulate_grad_hooks for one in found)
+    handles = [one.register_post_accumulate_grad_hook(lambda _: None) for one in found]
     for one in found:
         # FSDP2 does this; a hook that removes itself would break it.
         for hook in (one._post_accumulate_grad_hooks or {}).values():
             hook(one)
     steps(optimizer, range(1))
+    for handle in handles:
+        handle.remove()
     assert not any(one._post_accumulate_grad_hooks for one in found)
 
 
@@ -666,6 +671,32 @@ def test_moves_at_every_step_change_no_bits(gpu: Gpu, name: str, write_back: str
     assert_same_bits(optimizer, expected)
     moves = sum(one != other for one, other in itertools.pairwise(seen))
     assert moves >= 8, seen
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("seed", (0, 2))
+@pytest.mark.parametrize("write_back", ["before_return", "overlap"])
+def test_moves_wait_for_transfers(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, write_back: str, seed: int
+) -> None:
+    """Copies run as late as what waits for them allows, so a move that does not wait sees it."""
+    lazy = LazyDevice(seed, host_computes=True)
+    monkeypatch.setattr(lazy, "free_bytes", gpu.free_bytes)
+    monkeypatch.setitem(pageahead.device._devices, CPU, lazy)
+    sizes = SIZES[:4]
+    expected = legacy("PagedAdamW8bit", parameters(*sizes))
+    found = parameters(*sizes)
+    optimizer = gpu.of(ours("PagedAdamW8bit", found, paging=paging(write_back=write_back)))
+    for number in range(10):
+        gpu.room = (0, 0, STATE + RESERVE)[number % 3]
+        for one in (expected, optimizer):
+            backward(one)
+            train(one, [number])
+        assert (optimizer.residency().resident > 0) == (number % 3 == 2)
+        if number == 5:
+            optimizer.release(300_000)
+    optimizer.state_dict()
+    assert_same_bits(optimizer, expected)
 
 
 @pytest.mark.usefixtures("impatient")
