@@ -503,6 +503,21 @@ def test_release_makes_room_for_the_ring_that_is_then_needed(gpu: Gpu) -> None:
     assert STATE - now.resident - now.slots >= SMALLEST
 
 
+def test_nothing_moves_while_a_step_is_under_way(gpu: Gpu) -> None:
+    gpu.room = STATE // 2
+    optimizer = adamw(gpu)
+    steps(optimizer, range(2))
+    before = optimizer.residency()
+    engine = optimizer._engines[CPU]
+    engine.anticipate()
+    gpu.room = 0
+    assert optimizer.release(STATE) == 0
+    optimizer._elastic.before_step(optimizer)
+    assert optimizer.residency() == before
+    engine.abandon()
+    assert optimizer.release(STATE) == before.resident + before.slots
+
+
 def test_release_starts_the_wait_anew(gpu: Gpu) -> None:
     optimizer = adamw(gpu)
     steps(optimizer, range(1))
@@ -674,7 +689,7 @@ def test_moves_at_every_step_change_no_bits(gpu: Gpu, name: str, write_back: str
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("seed", (0, 2))
+@pytest.mark.parametrize("seed", [0, 2])
 @pytest.mark.parametrize("write_back", ["before_return", "overlap"])
 def test_moves_wait_for_transfers(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, write_back: str, seed: int

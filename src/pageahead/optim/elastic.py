@@ -174,7 +174,7 @@ class Elastic:
     # --- before a step ------------------------------------------------------------------------
 
     def before_step(self, optimizer: PagedOptimizer) -> None:
-        """Adapt residency to the memory that there is now. Nothing may be in flight but copies."""
+        """Adapt residency to the memory that there is now. Where a step is under way, not yet."""
         if not self._auto:
             return
         if not self._backward.seen:
@@ -184,7 +184,8 @@ class Elastic:
             self._backward.stop()
             self._decided = True
         for device, engine in optimizer._engines.items():
-            if not device_for(device).capturing():  # refused later, with the reason
+            # A capture is refused later, with the reason.
+            if not engine.busy and not device_for(device).capturing():
                 self._look(optimizer, device, engine)
 
     def _look(self, optimizer: PagedOptimizer, device: torch.device, engine: Engine) -> None:
@@ -332,7 +333,7 @@ class Elastic:
         if nbytes < 0:
             raise ValueError(f"release({nbytes}): bytes cannot be negative")
         freed = 0
-        engines = optimizer._engines if nbytes else {}
+        engines = {key: one for key, one in optimizer._engines.items() if not one.busy}
         for device, engine in engines.items():
             if freed < nbytes:
                 # Not to be taken right back: the next look must not be the first.

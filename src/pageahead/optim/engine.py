@@ -77,6 +77,11 @@ class Engine:
         self._actives: Sequence[Active] = ()
         self._get_config: GetConfig | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether chunks of a step are on their way: nobody may move state now."""
+        return self._pipeline.is_open
+
     def reserve(self, homes: Sequence[Home]) -> None:
         """Make room in the arena for parameters that get state now, in step order.
 

@@ -268,7 +268,7 @@ class PagedOptimizer(BitsandbytesOptimizer):
 
         Returns:
             Bytes given back: `nbytes` or more, or less where there was no more to give or the host
-            has no room for it.
+            has no room for it, or a step is under way.
 
         Raises:
             TypeError, ValueError: `nbytes` is not a number of bytes.
