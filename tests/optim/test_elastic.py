@@ -776,6 +776,20 @@ def test_a_checkpoint_loads_whatever_is_resident(gpu: Gpu, room: int, stepped: b
         assert bits(fresh.state[mine]["state1"]) == bits(optimizer.state[theirs]["state1"])
 
 
+def test_loaded_state_returns_when_there_is_room(gpu: Gpu) -> None:
+    gpu.room = 2 * STATE
+    optimizer = adamw(gpu)
+    steps(optimizer, range(2))
+    source = legacy("PagedAdamW8bit", parameters(*SIZES))
+    train(source, range(1))
+    gpu.room = 0  # the old state is there while new state is made beside it
+    optimizer.load_state_dict(source.state_dict())
+    assert optimizer.residency() == Residency(0, STATE // 4, 0)
+    gpu.room = 2 * STATE
+    train(optimizer, range(2, 2 + 2 * elastic.PATIENCE))
+    assert optimizer.residency().host == 0
+
+
 def test_reasons_stay_true(gpu: Gpu) -> None:
     optimizer = adamw(gpu)
     assert {route.reason.split(" (planned")[0] for route in optimizer.routes()} == {
