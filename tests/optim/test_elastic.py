@@ -714,6 +714,26 @@ def test_moves_wait_for_transfers(
     assert_same_bits(optimizer, expected)
 
 
+def test_moves_wait_for_updates(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the CPU runs at once, so that no bits can show it: on a GPU they may be on their way."""
+    real = moving._copies
+    open_ends: list[bool] = []
+
+    def copies(*arguments: Any) -> Any:
+        pipeline = optimizer._engines[CPU]._pipeline
+        open_ends.append(pipeline._last_updated is not None or pipeline._last_written is not None)
+        return real(*arguments)
+
+    monkeypatch.setattr(moving, "_copies", copies)
+    optimizer = adamw(gpu, write_back="overlap")
+    train(optimizer, range(1))
+    gpu.room = 2 * STATE
+    steps(optimizer, range(1, 2))
+    assert optimizer._engines[CPU]._pipeline._last_updated is not None
+    optimizer.release(STATE)
+    assert open_ends == [False] * 12
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("name", NAMES)
 def test_release_between_steps_changes_no_bits(gpu: Gpu, name: str) -> None:
