@@ -715,7 +715,7 @@ def test_moves_wait_for_transfers(
 
 
 def test_moves_wait_for_updates(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which the CPU runs at once, so that no bits can show it: on a GPU they may be on their way."""
+    """The CPU runs them at once, so no bits can show it; on a GPU they may be on their way."""
     real = moving._copies
     open_ends: list[bool] = []
 
