@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pageahead.device.cpu import CpuBlock
 from pageahead.device.protocol import EventNotRecordedError
 
 __all__ = ["LazyDevice", "LazyStream"]
@@ -156,6 +157,12 @@ class LazyDevice:
         self.labels[slot.data_ptr()] = f"slot {self._slots}"
         self._slots += 1
         return slot
+
+    def free_bytes(self) -> int:
+        return 0
+
+    def block(self) -> CpuBlock:
+        return CpuBlock()
 
     def pin(self, address: int, nbytes: int) -> bool:
         return True

@@ -1,6 +1,7 @@
 """pageahead: paged optimizers that look ahead."""
 
 from pageahead._version import __version__
+from pageahead.optim.elastic import Residency
 from pageahead.optim.families import (
     PagedAdam,
     PagedAdam8bit,
@@ -32,6 +33,7 @@ __all__ = [
     "PagedLion8bit",
     "PagedLion32bit",
     "Paging",
+    "Residency",
     "Route",
     "__version__",
 ]

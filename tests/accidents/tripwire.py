@@ -114,6 +114,10 @@ class Tripwire:
         self.passes("pin")
         return self.inner.pin(address, nbytes)
 
+    def block(self) -> Any:
+        self.passes("block")
+        return self.inner.block()
+
     def managed(self, nbytes: int, *, allow_oversubscription: bool) -> torch.Tensor:
         self.passes("managed")
         return self.inner.managed(nbytes, allow_oversubscription=allow_oversubscription)
@@ -126,6 +130,9 @@ class Tripwire:
 
     def computing(self) -> AbstractContextManager[Any]:
         return self.inner.computing()
+
+    def free_bytes(self) -> int:
+        return self.inner.free_bytes()
 
     def unpin(self, address: int) -> None:
         self.inner.unpin(address)

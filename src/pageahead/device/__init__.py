@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from pageahead.device.cpu import CpuDevice
-from pageahead.device.protocol import Device, Event, Stream
+from pageahead.device.protocol import Block, Device, Event, Stream
 
-__all__ = ["Device", "Event", "Stream", "device_for"]
+__all__ = ["Block", "Device", "Event", "Stream", "device_for"]
 
 _devices: dict[torch.device, Device] = {}
 

@@ -18,7 +18,7 @@ import torch
 
 from pageahead.device.protocol import EventNotRecordedError
 
-__all__ = ["CpuDevice", "CpuEvent", "HostStream", "WorkerStream"]
+__all__ = ["CpuBlock", "CpuDevice", "CpuEvent", "HostStream", "WorkerStream"]
 
 
 class CpuEvent:
@@ -117,11 +117,24 @@ class HostStream:
         event.synchronize()
 
 
+class CpuBlock:
+    """Ordinary tensors, which need no memory of their own to go one by one."""
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+
 class CpuDevice:
-    """Parameters and slots in ordinary memory. See `pageahead.device.protocol.Device`."""
+    """Parameters and slots in ordinary memory. See `pageahead.device.protocol.Device`.
+
+    Attributes:
+        free: what `free_bytes` says. Host memory kept out of the host arena gains nothing, so there
+            is none; a test sets it to see what happens on a GPU with so much.
+    """
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
+        self.free = 0
         self._host = HostStream()
         self._streams: dict[str, WorkerStream] = {}
         self._making = threading.Lock()
@@ -163,6 +176,12 @@ class CpuDevice:
 
     def slot(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
+
+    def free_bytes(self) -> int:
+        return self.free
+
+    def block(self) -> CpuBlock:
+        return CpuBlock()
 
     def pin(self, address: int, nbytes: int) -> bool:
         return True

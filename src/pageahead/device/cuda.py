@@ -12,7 +12,7 @@ from pageahead.device import managed, pinning
 from pageahead.device.protocol import EventNotRecordedError
 from pageahead.device.runtime import shared_runtime
 
-__all__ = ["CudaDevice", "CudaEvent", "CudaStream"]
+__all__ = ["CudaBlock", "CudaDevice", "CudaEvent", "CudaStream"]
 
 
 class CudaEvent:
@@ -60,6 +60,21 @@ class CudaStream:
         self.raw.wait_event(event.raw)
 
 
+class CudaBlock:
+    """A memory pool of its own: PyTorch hands a pool's memory back when the pool goes."""
+
+    __slots__ = ("_device", "_pool")
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):  # a pool belongs to the device that is current
+            self._pool = torch.cuda.MemPool()
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        with torch.cuda.use_mem_pool(self._pool, self._device):
+            return torch.zeros(shape, dtype=dtype, device=self._device)
+
+
 class CudaDevice:
     """One GPU. See `pageahead.device.protocol.Device`."""
 
@@ -69,6 +84,8 @@ class CudaDevice:
         self._runtime = shared_runtime()
         self._pool: list[torch.cuda.Event] = []
         self._streams: dict[str, CudaStream] = {}
+        self._free: tuple[int, float, int] | None = None
+        """Driver-free bytes and fraction at the last `free_bytes`, and its answer."""
         # bitsandbytes launches on the legacy default stream whatever stream is current.
         self._compute = CudaStream(torch.cuda.default_stream(device), self._pool)
 
@@ -131,6 +148,24 @@ class CudaDevice:
     def slot(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
 
+    def free_bytes(self) -> int:
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        fraction = _memory_fraction(self.torch_device)
+        if self._free is None or self._free[:2] != (free, fraction):
+            usable = free
+            if fraction < 1.0:
+                # What PyTorch has reserved and not allocated is not free: after a backward it is
+                # the room of the activations, which the next forward wants again, and a block,
+                # being a pool of its own, could not be cut from it anyway.
+                reserved = torch.cuda.memory_reserved(self.torch_device)
+                usable = max(0, min(free, int(fraction * total) - reserved))
+            # Our share of the cap only changes with what the driver has left: asked again then.
+            self._free = free, fraction, usable
+        return self._free[2]
+
+    def block(self) -> CudaBlock:
+        return CudaBlock(self.torch_device)
+
     def pin(self, address: int, nbytes: int) -> bool:
         return pinning.pin(address, nbytes)
 
@@ -158,3 +193,9 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
+
+
+def _memory_fraction(device: torch.device) -> float:
+    """What ``set_per_process_memory_fraction`` was last given; the driver does not know of it."""
+    ask = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # not in every PyTorch
+    return 1.0 if ask is None else float(ask(device))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Device", "Event", "EventNotRecordedError", "Stream"]
+__all__ = ["Block", "Device", "Event", "EventNotRecordedError", "Stream"]
 
 
 class EventNotRecordedError(RuntimeError):
@@ -43,6 +43,13 @@ class Stream(Protocol):
 
         `event` must come from a stream of the same device.
         """
+
+
+class Block(Protocol):
+    """Device memory that returns to the driver once the block and all tensors from it are gone."""
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a new zeroed tensor, with a storage of its own."""
 
 
 class Device(Protocol):
@@ -85,6 +92,12 @@ class Device(Protocol):
 
     def slot(self, nbytes: int) -> torch.Tensor:
         """Uninitialized device memory: a one-dimensional ``uint8`` tensor of `nbytes` bytes."""
+
+    def free_bytes(self) -> int:
+        """Bytes of device memory that this process could still take. One driver call."""
+
+    def block(self) -> Block:
+        """Device memory for state that stays, apart from what PyTorch keeps for reuse."""
 
     def pin(self, address: int, nbytes: int) -> bool:
         """Page-lock host memory for copies; False (after a warning) where that is refused."""

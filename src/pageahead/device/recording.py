@@ -22,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pageahead.device
+from pageahead.device.cpu import CpuBlock
 from pageahead.device.protocol import EventNotRecordedError
 from pageahead.device.trace import HOST, Names, Operation, Range, ranges_of
 
@@ -83,6 +84,7 @@ class RecordingDevice:
         kept: memory that `keep` was called for, and the event that whoever gets it next waits for.
         caller: the stream that is current unless `using` says otherwise.
         compute: the stream of updates, CUDA's legacy default stream.
+        free: what `free_bytes` says.
     """
 
     def __init__(self, *, execute: bool = True) -> None:
@@ -95,6 +97,7 @@ class RecordingDevice:
         self.kept: list[tuple[Range, RecordedEvent]] = []
         self.caller = RecordedStream(self, "caller")
         self.compute = RecordedStream(self, "compute")
+        self.free = 0
         self._execute = execute
         self._current = self.caller
         self._ours: dict[str, RecordedStream] = {}
@@ -190,6 +193,12 @@ class RecordingDevice:
         self._slots += 1
         self.note(stream.name, "had the memory of", writes=(bytes_of,))
         return tensor
+
+    def free_bytes(self) -> int:
+        return self.free
+
+    def block(self) -> CpuBlock:
+        return CpuBlock()
 
     def pin(self, address: int, nbytes: int) -> bool:
         pinned = Range(address, address + nbytes)

@@ -84,22 +84,28 @@ class Engine:
         self._actives: Sequence[Active] = ()
         self._get_config: GetConfig | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether chunks of a step are on their way: nobody may move state now."""
+        early = self._primed_versions is not None  # fetched, but for a step that is yet to come
+        return self._pipeline.is_open and not early
+
     def reserve(self, homes: Sequence[Home]) -> None:
         """Make room in the arena for parameters that get state now, in step order.
 
         Raises:
             HostMemoryError: there is not enough host memory; nothing was allocated.
         """
-        paged = [home for home in homes if home.paged]
-        if self.arena is None or not paged:
+        if self.arena is None or not homes:
             return
         end = 0
-        for home in paged:
+        for home in homes:
             home.offset = end
             end = pack(home.shape, home.shape.numel, end)[1]
         base = self.arena.grow(end)
-        for home in paged:
+        for home in homes:
             home.offset += base
+            home.placed = True
 
     def release_last(self) -> None:
         """Give back what the last `reserve` took."""
@@ -115,6 +121,16 @@ class Engine:
         self._plan = None
         self._primed_versions = None
         self._pipeline.forget_plan()
+
+    def drop_ring(self) -> int:
+        """Let go of the slots until a step needs them again; return how many bytes they had."""
+        nbytes = 0 if self.ring is None else self.ring.nbytes
+        if nbytes:
+            self._pipeline.abandon()  # slots that were filled early
+            self.settle()
+            self.forget_plan()
+            self.ring = None
+        return nbytes
 
     def settle(self) -> None:
         """Block the host until state in the arena is complete."""

@@ -1,4 +1,7 @@
-"""Where each parameter's state lives: decided when it is made, checked at every step."""
+"""Where each parameter's state lives: decided when it is made, checked at every step.
+
+Under ``hbm_budget="auto"`` and after ``release()``, `pageahead.optim.elastic` changes it later.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pageahead.device import device_for
+from pageahead.device import Block, device_for
 from pageahead.memory.layout import StateShape
 from pageahead.optim.active import Active
 from pageahead.optim.paging import Paging
@@ -27,7 +30,10 @@ class Home:
         reason: why, in words.
         shape: of its state tensors.
         device: the parameter's, when state was made.
+        movable: whether it may change between device and arena later on.
         offset: of its state in the arena, for the streamed strategy.
+        placed: whether it has a place in the arena; it keeps it while its state is resident.
+        block: the device memory that resident state, if it is movable, was made in.
         tensors: ``state1`` and, with two states, ``state2``.
     """
 
@@ -35,7 +41,10 @@ class Home:
     reason: str
     shape: StateShape
     device: torch.device
+    movable: bool = False
     offset: int = 0
+    placed: bool = False
+    block: Block | None = None
     tensors: tuple[torch.Tensor, ...] = ()
 
 
@@ -45,6 +54,7 @@ def choose_homes(
     optimizer_name: str,
     known: Iterable[Home],
     pageable_bytes: int,
+    auto_bytes: int | None = None,
 ) -> list[Home]:
     """Decide where state that is made now will live.
 
@@ -54,6 +64,7 @@ def choose_homes(
         optimizer_name: bitsandbytes': ``adam``, ``lion`` or ``ademamix``.
         known: homes decided earlier, which may have used the budget.
         pageable_bytes: state bytes of all parameters large enough to be paged.
+        auto_bytes: what ``hbm_budget="auto"`` has for these candidates.
 
     Raises:
         ValueError: as `pageahead.optim.routing.choose`, or a parameter is too large for
@@ -64,17 +75,29 @@ def choose_homes(
     )
     homes = []
     for candidate, (path, reason) in zip(
-        candidates, choose(candidates, paging, pageable_bytes, resident), strict=True
+        candidates, choose(candidates, paging, pageable_bytes, resident, auto_bytes), strict=True
     ):
         paged, numel = path == "paged", candidate.shape.numel
         whole = not paged or paging.strategy != "streamed"
-        if optimizer_name == "ademamix" and whole and numel > MAX_LAUNCH:
+        too_large = optimizer_name == "ademamix" and numel > MAX_LAUNCH
+        if too_large and auto_bytes is not None and not candidate.limits_update_norm:
+            paged, whole, reason = True, False, "too large for one launch: it has to be cut"
+        if too_large and whole:
             raise ValueError(
                 f"AdEMAMix counts the elements of both rows of state1 in an int32: {numel:,} "
                 f"elements are too many for one launch. Use strategy='streamed' and no "
                 f"hbm_budget, which cuts them. Nothing was updated."
             )
-        homes.append(Home(paged, reason, candidate.shape, candidate.parameter.device))
+        movable = numel >= PAGED_NUMEL and not candidate.limits_update_norm and not too_large
+        homes.append(
+            Home(
+                paged,
+                reason,
+                candidate.shape,
+                candidate.parameter.device,
+                movable=movable and paging.strategy == "streamed",
+            )
+        )
     return homes
 
 

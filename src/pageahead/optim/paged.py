@@ -11,18 +11,19 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
 from typing import Any
 
 import torch
 
-from pageahead.device import device_for
+from pageahead.device import Block, device_for
 from pageahead.optim import checkpoint
 from pageahead.optim.active import Active, collect, make_contiguous
 from pageahead.optim.backward import BackwardUpdates
 from pageahead.optim.base import BitsandbytesOptimizer
+from pageahead.optim.elastic import Elastic, Residency
 from pageahead.optim.engine import Engine, StateSource
-from pageahead.optim.homes import Home, check_homes, choose_homes, refuse_capture
+from pageahead.optim.homes import Home, check_homes, refuse_capture
+from pageahead.optim.moving import give_blocks
 from pageahead.optim.paging import Paging
 from pageahead.optim.routing import (
     PAGED_NUMEL,
@@ -63,10 +64,12 @@ class PagedOptimizer(BitsandbytesOptimizer):
         self._homes: dict[torch.Tensor, Home] = {}
         self._reserved: dict[torch.Tensor, Home] = {}
         """Homes with room but without state: a gradient was expected, or is about to come."""
+        self._elastic = Elastic(self.paging)
         self._backward: BackwardUpdates | None = None
-        self._source: StateSource | None = None
+        self._source: StateSource | Block | None = None
         self._process = os.getpid()
         super().__init__(*args, **kwargs)
+        self._elastic.watch(self)
         if self.paging.in_backward:
             self._backward = BackwardUpdates(self)
             self._backward.attach(parameter for _, _, parameter in self._listed())
@@ -103,6 +106,7 @@ class PagedOptimizer(BitsandbytesOptimizer):
         if self._backward is not None:
             self._finish_backward(self._backward)
         else:
+            self._elastic.before_step(self)
             self._step()
         return loss
 
@@ -124,6 +128,7 @@ class PagedOptimizer(BitsandbytesOptimizer):
         """Close the wave of updates in backward, and update whatever it left."""
         self._update(self._prepare(backward.close()))
         backward.attach(parameter for _, _, parameter in self._listed())
+        self._elastic.before_step(self)  # of the next one: now nothing is under way
         for engine in self._engines.values():
             engine.fetch_early()
 
@@ -210,7 +215,8 @@ class PagedOptimizer(BitsandbytesOptimizer):
         return self._homes.get(parameter) or self._reserved[parameter]
 
     def _reserve(self, homes: Sequence[Home]) -> list[Engine]:
-        """Make room for paged homes on every device, or on none."""
+        """Make room for paged homes on every device, or on none; say where resident ones go."""
+        give_blocks([home for home in homes if home.movable and not home.paged])
         by_device: dict[torch.device, list[Home]] = {}
         for home in homes:
             if home.paged:
@@ -227,14 +233,7 @@ class PagedOptimizer(BitsandbytesOptimizer):
         return reserved
 
     def _choose_homes(self, candidates: Sequence[Candidate]) -> list[Home]:
-        budgeted = self.paging.hbm_budget not in ("auto", 0)
-        return choose_homes(
-            candidates,
-            self.paging,
-            self.optimizer_name,
-            chain(self._homes.values(), self._reserved.values()),
-            self._pageable_bytes() if budgeted else 0,
-        )
+        return self._elastic.choose(self, candidates)
 
     def _candidate(self, parameter: torch.Tensor, gindex: int, pindex: int) -> Candidate:
         config = self.get_config(gindex, pindex, self.param_groups[gindex])
@@ -258,8 +257,7 @@ class PagedOptimizer(BitsandbytesOptimizer):
 
     def _init_home(self, active: Active, home: Home) -> None:
         parameter = active.parameter
-        if home.paged:
-            self._source = self._engine(home.device).source(home)
+        self._source = self._engine(home.device).source(home) if home.paged else home.block
         try:
             self.init_state(active.group, parameter, active.gindex, active.pindex)
         finally:
@@ -340,6 +338,30 @@ class PagedOptimizer(BitsandbytesOptimizer):
             self._route(gindex, pindex, parameter, planned.get(parameter))
             for gindex, pindex, parameter in listed
         ]
+
+    def residency(self) -> Residency:
+        """Say how many bytes of state are on devices, on the host, and how large the rings are."""
+        return self._elastic.residency(self)
+
+    def release(self, nbytes: int) -> int:
+        """Give back device memory, say after an out-of-memory error; then retry the forward.
+
+        Resident state goes to the host first, then the ring, which the next step makes again.
+        With ``hbm_budget="auto"`` state returns when there has been room for some steps, with a
+        fixed budget it stays on the host.
+
+        Args:
+            nbytes: how much is wanted.
+
+        Returns:
+            Bytes given back: `nbytes` or more, or less where there was no more to give or the host
+            has no room for it, or a step is under way.
+
+        Raises:
+            TypeError, ValueError: `nbytes` is not a number of bytes.
+        """
+        self._check_process("release()")
+        return self._elastic.release(self, nbytes)
 
     def _route(
         self, gindex: int, pindex: int, parameter: torch.Tensor, planned: Home | None
@@ -425,12 +447,12 @@ class PagedOptimizer(BitsandbytesOptimizer):
             group.update(loaded)
         for engine in self._engines.values():
             engine.forget_plan()
+        self._elastic.changed()
 
     def _empty_home(self, saved: checkpoint.Saved, home: Home) -> None:
         """Make the state tensors that `saved` will be copied to."""
         parameter = saved.parameter
-        if home.paged:
-            self._source = self._engine(home.device).source(home)
+        self._source = self._engine(home.device).source(home) if home.paged else home.block
         state: dict[str, Any] = {}
         try:
             for key in ("state1", "state2"):

@@ -69,7 +69,8 @@ class Paging:
             ``lookahead`` (managed memory, prefetched one parameter ahead) or ``sequential``
             (managed memory, bitsandbytes' own order).
         hbm_budget: how much of the pageable state may stay on the device: bytes (`int`), a share of
-            its bytes (`float`, 0 to 1) or ``"auto"``, which for now means 0.
+            its bytes (`float`, 0 to 1) or ``"auto"``: what is free after the first backward, and
+            at later steps, beyond `hbm_reserve` (``streamed`` on a GPU; otherwise 0).
         hbm_reserve: bytes of device memory that ``"auto"`` leaves free, for what may grow between
             two steps.
         staging: bytes of device memory for the ring; None chooses it from the state's size.

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from pageahead.memory.layout import BLOCK, Chunk, Item, Slice, StateShape, cut
+from pageahead.memory.layout import BLOCK, Chunk, Item, Slice, StateShape, cut, pack
 from pageahead.memory.ring import Slot
 from pageahead.optim.homes import Home
+from pageahead.optim.paging import Paging
 from pageahead.optim.rates import TYPICAL, Rates
 from pageahead.optim.update import MAX_LAUNCH, StateViews
 
-__all__ = ["SLOTS", "StepPlan", "backward_slots", "chunk_bytes"]
+__all__ = ["SLOTS", "StepPlan", "backward_slots", "chunk_bytes", "ring_bytes"]
 
 SLOTS = 4
 """Chunks in flight: one coming in, one being updated, one going home, one to even out the pace.
@@ -169,6 +170,16 @@ def backward_slots(slot_bytes: int, state_bytes: int, staging: int | None) -> in
     """
     bytes_of_ring = staging or min(state_bytes // BACKWARD_SHARE, BACKWARD_LARGEST)
     return max(SLOTS, bytes_of_ring // max(slot_bytes, 1))
+
+
+def ring_bytes(states: Sequence[StateShape], paging: Paging) -> int:
+    """The most device memory that the ring takes for a step that moves these states."""
+    _, limit = chunk_bytes(states, paging.staging)
+    slot = min(limit, sum(pack(one, one.numel)[1] for one in states))
+    if paging.in_backward:
+        total = sum(one.nbytes for one in states)
+        return slot * backward_slots(slot, total, paging.staging)
+    return slot * SLOTS
 
 
 def _flat(tensor: torch.Tensor, rows: int) -> torch.Tensor:

@@ -12,7 +12,15 @@ from pageahead.memory.layout import StateShape
 from pageahead.memory.residency import spread
 from pageahead.optim.paging import Paging
 
-__all__ = ["PAGED_NUMEL", "Candidate", "Route", "choose", "state_dtype", "state_shape"]
+__all__ = [
+    "PAGED_NUMEL",
+    "Candidate",
+    "Route",
+    "budget_words",
+    "choose",
+    "state_dtype",
+    "state_shape",
+]
 
 PAGED_NUMEL = 100_000
 """Elements from which bitsandbytes pages a parameter's state."""
@@ -74,7 +82,11 @@ def state_shape(optimizer_name: str, dtype: torch.dtype, numel: int) -> StateSha
 
 
 def choose(
-    candidates: Sequence[Candidate], paging: Paging, pageable_bytes: int, resident_bytes: int
+    candidates: Sequence[Candidate],
+    paging: Paging,
+    pageable_bytes: int,
+    resident_bytes: int,
+    auto_bytes: int | None = None,
 ) -> list[tuple[str, str]]:
     """Choose path and reason for parameters that get state now.
 
@@ -83,6 +95,7 @@ def choose(
         paging: the user's settings.
         pageable_bytes: state bytes of all parameters of 100,000 elements or more.
         resident_bytes: how much of the budget earlier choices took.
+        auto_bytes: what ``hbm_budget="auto"`` has for these candidates, whatever earlier ones took.
 
     Returns:
         For each candidate ``("resident" | "paged", reason)``.
@@ -92,7 +105,10 @@ def choose(
             state on the device, and the budget does not allow that. Nothing has been changed.
     """
     large = [number for number, one in enumerate(candidates) if one.shape.numel >= PAGED_NUMEL]
-    budget = paging.budget_bytes(pageable_bytes) - resident_bytes
+    if auto_bytes is None:
+        budget = paging.budget_bytes(pageable_bytes) - resident_bytes
+    else:
+        budget = auto_bytes
     decided = [
         ("resident", f"under {PAGED_NUMEL:,} elements, where paging would cost more than it saves")
     ] * len(candidates)
@@ -111,14 +127,20 @@ def choose(
     kept = spread([candidates[number].shape.nbytes for number in rest], budget - needed)
     for position, number in enumerate(rest):
         if position in kept:
-            decided[number] = ("resident", f"within hbm_budget={paging.hbm_budget!r}")
+            decided[number] = ("resident", f"within {budget_words(paging, auto_bytes)}")
         else:
-            decided[number] = ("paged", _why_paged(paging))
+            decided[number] = ("paged", _why_paged(paging, auto_bytes))
     return decided
 
 
-def _why_paged(paging: Paging) -> str:
+def budget_words(paging: Paging, auto_bytes: int | None) -> str:
+    """The budget as the user wrote it and, where it is ``"auto"``, what was decided."""
+    decided = f" ({auto_bytes:,} bytes)" if auto_bytes is not None else ""
+    return f"hbm_budget={paging.hbm_budget!r}{decided}"
+
+
+def _why_paged(paging: Paging, auto_bytes: int | None) -> str:
     size = f"{PAGED_NUMEL:,} elements or more"
-    if paging.hbm_budget in ("auto", 0):
+    if paging.hbm_budget == 0 or (paging.hbm_budget == "auto" and not auto_bytes):
         return size
-    return f"{size}, beyond hbm_budget={paging.hbm_budget!r}"
+    return f"{size}, beyond {budget_words(paging, auto_bytes)}"

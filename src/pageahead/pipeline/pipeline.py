@@ -92,6 +92,11 @@ class Pipeline:
         self._emptied: dict[int, Event] = {}  # by slot
         self._written: dict[int, Event] = {}  # by chunk
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a step has been primed or begun, and neither finished nor abandoned."""
+        return self._open
+
     def prime(self, plan: Plan, most: int = EARLY) -> None:
         """Send for the first chunks of a step: they depend on nothing that the caller does.
 
