@@ -397,6 +397,7 @@ def test_a_block_goes_at_once(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None
     optimizer = adamw(gpu, write_back="overlap")
     steps(optimizer, range(2))
     assert len(blocks) == 6
+    assert len(tensors) == 12  # all state was made in them
     gc.collect()
     gc.disable()
     try:
