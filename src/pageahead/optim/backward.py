@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -107,7 +107,8 @@ class _Wave:
         groups: the parameter groups' hyperparameters when it opened.
         arrived: parameters whose hook has fired, in that order.
         updated: those of them that are updated, with their gradients.
-        problem: what went wrong first; nothing more is updated then.
+        problem: what went wrong first; nothing more is updated then, and no step follows.
+        finished: whether the engines are closed.
     """
 
     lanes: dict[torch.device, _Lane]
@@ -115,7 +116,7 @@ class _Wave:
     arrived: dict[torch.Tensor, None] = field(default_factory=dict)
     updated: dict[torch.Tensor, _Mark] = field(default_factory=dict)
     problem: str = ""
-    failed: bool = False
+    finished: bool = False
 
 
 class BackwardUpdates:
@@ -214,12 +215,10 @@ class BackwardUpdates:
                         wave.updated[one] = self._done(optimizer, lane.engine, one)
             except BaseException as error:
                 wave.problem = f"backward failed ({type(error).__name__}: {error})"
-                wave.failed = True
+                wave.finished = True
                 for other in wave.lanes.values():
                     other.engine.close(failed=True)
-                if wave.updated and isinstance(error, (TypeError, ValueError, RuntimeError)):
-                    raise type(error)(f"{error}{self._already(wave)}") from error
-                raise
+                self._reraise(wave, error)
 
     @staticmethod
     def _prepare(optimizer: PagedOptimizer, active: Active) -> None:
@@ -298,27 +297,45 @@ class BackwardUpdates:
                 places[parameter].append(Active(parameter, group, gindex, pindex))
         return [actives[0] for actives in places.values() if len(actives) == 1]
 
-    def close(self) -> dict[torch.Tensor, _Mark]:
-        """Finish the wave that is open, if one is; return the parameters that it updated.
+    @contextmanager
+    def closing(self) -> Iterator[Container[torch.Tensor]]:
+        """Finish the wave that is open, if one is; the parameters that it updated.
+
+        The step over the others goes inside. After an error the wave stays until `abandon`: a
+        second `step` would use the gradients of this one once more.
 
         Raises:
             RuntimeError: what was done since the first update makes it wrong. Says what, and which
                 parameters are updated already.
         """
+        wave = self._close()
+        if wave is None:
+            yield ()
+            return
+        try:
+            yield wave.updated
+        except BaseException as error:
+            if not wave.updated:
+                self._wave = None
+            wave.problem = f"step() failed ({type(error).__name__}: {error})"
+            self._reraise(wave, error)
+        self._wave = None
+
+    def _close(self) -> _Wave | None:
         with self._lock:
-            wave, self._wave = self._wave, None
-            optimizer = self._optimizer()
+            wave, optimizer = self._wave, self._optimizer()
             if wave is None or optimizer is None:
-                return {}
+                return None
             problem = wave.problem or self._edited(wave) or changed_groups(optimizer, wave.groups)
             self._finish(wave)
             if problem:
+                wave.problem = problem
                 raise RuntimeError(
                     f"step() after updates in backward: {problem}.{self._already(wave)} Call "
-                    f"zero_grad() and go on, or load a checkpoint to undo them."
+                    f"zero_grad() and go on; to undo them, load a checkpoint as well."
                 )
             self._learn(wave)
-            return wave.updated
+            return wave
 
     def abandon(self) -> None:
         """Finish the wave without a step, and take placeholders away. Updates that ran stay."""
@@ -334,9 +351,17 @@ class BackwardUpdates:
 
     @staticmethod
     def _finish(wave: _Wave) -> None:
-        if not wave.failed:
+        if not wave.finished:
+            wave.finished = True
             for lane in wave.lanes.values():
                 lane.engine.close()
+
+    def _reraise(self, wave: _Wave, error: BaseException) -> NoReturn:
+        """Raise `error`, which may not know that something was updated before it."""
+        if wave.updated and isinstance(error, (TypeError, ValueError, RuntimeError)):
+            said = str(error).removesuffix(" Nothing was updated.")
+            raise type(error)(f"{said}{self._already(wave)}") from error
+        raise error
 
     def _learn(self, wave: _Wave) -> None:
         expected = {active.parameter for lane in wave.lanes.values() for active in lane.actives}

@@ -122,7 +122,8 @@ class PagedOptimizer(BitsandbytesOptimizer):
 
     def _finish_backward(self, backward: BackwardUpdates) -> None:
         """Close the wave of updates in backward, and update whatever it left."""
-        self._update(self._prepare(backward.close()))
+        with backward.closing() as updated:
+            self._update(self._prepare(updated))
         backward.attach(parameter for _, _, parameter in self._listed())
         for engine in self._engines.values():
             engine.fetch_early()

@@ -1,0 +1,66 @@
+"""Updates during backward, in programs that do something else than the plain loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pageahead import Paging
+from pageahead.optim import plan
+from tests.optim.test_backward import WIDTH, bits_of, goes_on, in_backward, loss_of, net
+from tests.support import ours
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks for each of these parameters."""
+    monkeypatch.setattr(plan, "SMALLEST_CHUNK", 128 << 10)
+    monkeypatch.setattr(plan, "LARGEST_CHUNK", 128 << 10)
+
+
+# --- a step that is tried again -------------------------------------------------------------------
+
+
+def test_a_refused_step_stays_refused() -> None:
+    """It would use gradients a second time that backward has used."""
+    model = net()
+    optimizer = in_backward("PagedAdamW8bit", model)
+    loss_of(model, 0).backward()
+    before = bits_of(model)
+    optimizer.param_groups[0]["lr"] = 0.5
+    for lr in (0.5, 1e-2):
+        optimizer.param_groups[0]["lr"] = lr
+        with pytest.raises(RuntimeError, match="lr of group 0 was 0.01"):
+            optimizer.step()
+    assert bits_of(model) == before
+    goes_on(model, optimizer)
+
+
+def test_a_step_that_failed_is_not_repeated() -> None:
+    model = net()
+    optimizer = in_backward("PagedAdamW8bit", model)
+    extra = nn.Parameter(torch.randn(WIDTH, WIDTH))
+    optimizer.add_param_group({"params": [extra]})
+    loss_of(model, 0).backward()
+    before = bits_of(model)
+    extra.grad = torch.randn(WIDTH, WIDTH).to_sparse()
+    with pytest.raises(TypeError, match=r"parameter 0 of group 1 .* Already updated") as caught:
+        optimizer.step()
+    assert "Nothing was updated" not in str(caught.value)
+    extra.grad = torch.randn(WIDTH, WIDTH)
+    with pytest.raises(RuntimeError, match=r"step\(\) failed .*Already updated"):
+        optimizer.step()
+    assert bits_of(model) == before
+    goes_on(model, optimizer)
+
+
+def test_a_step_that_failed_before_any_update_is_repeated() -> None:
+    one, other = (nn.Parameter(torch.ones(WIDTH, WIDTH)) for _ in range(2))
+    optimizer = ours("PagedAdamW8bit", [one, other], paging=Paging(in_backward=True))
+    one.grad = torch.ones(WIDTH, WIDTH).to_sparse()
+    with pytest.raises(TypeError, match=r"Nothing was updated"):
+        optimizer.step()
+    one.grad = torch.ones(WIDTH, WIDTH)
+    optimizer.step()
+    assert not torch.equal(one, other)
