@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from pageahead import Paging
 from pageahead.optim import plan
-from tests.optim.test_backward import WIDTH, bits_of, goes_on, in_backward, loss_of, net
-from tests.support import ours
+from tests.optim.test_backward import WIDTH, bits_of, goes_on, in_backward, loss_of, net, train
+from tests.support import assert_same_bits, legacy, ours
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +33,7 @@ def test_a_refused_step_stays_refused() -> None:
     optimizer.param_groups[0]["lr"] = 0.5
     for lr in (0.5, 1e-2):
         optimizer.param_groups[0]["lr"] = lr
-        with pytest.raises(RuntimeError, match="lr of group 0 was 0.01"):
+        with pytest.raises(RuntimeError, match=r"lr of group 0 was 0\.01"):
             optimizer.step()
     assert bits_of(model) == before
     goes_on(model, optimizer)
@@ -64,3 +66,36 @@ def test_a_step_that_failed_before_any_update_is_repeated() -> None:
     one.grad = torch.ones(WIDTH, WIDTH)
     optimizer.step()
     assert not torch.equal(one, other)
+
+
+def test_state_loaded_after_the_updates() -> None:
+    """`step()` would update a second time, by the same gradients."""
+    model = net()
+    optimizer = in_backward("PagedAdamW8bit", model)
+    train(model, optimizer, ({},))
+    saved = copy.deepcopy(optimizer.state_dict())
+    loss_of(model, 1).backward()
+    before = bits_of(model)
+    optimizer.load_state_dict(saved)
+    with pytest.raises(RuntimeError, match=r"load_state_dict\(\) came between .*Already updated"):
+        optimizer.step()
+    assert bits_of(model) == before
+    goes_on(model, optimizer)
+
+
+def test_state_loaded_before_any_update() -> None:
+    """With gradients that only accumulated it is what bitsandbytes does."""
+    theirs, mine = net(), net()
+    expected = legacy("PagedAdamW8bit", theirs.parameters(), lr=1e-2)
+    optimizer = in_backward("PagedAdamW8bit", mine)
+    for model, one in ((theirs, expected), (mine, optimizer)):
+        train(model, one, ({},))
+        saved = copy.deepcopy(one.state_dict())
+        train(model, one, ({},))
+        with optimizer.accumulate():
+            loss_of(model, 1).backward()
+        one.load_state_dict(saved)
+        one.step()
+        one.zero_grad()
+        train(model, one, ({},))
+    assert_same_bits(optimizer, expected)

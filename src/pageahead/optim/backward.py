@@ -349,6 +349,16 @@ class BackwardUpdates:
                     if parameter.grad is not None and _is_placeholder(parameter.grad):
                         parameter.grad = None
 
+    def state_loaded(self) -> None:
+        """Finish the wave before state is replaced. What it updated has been, by the old state."""
+        wave = self._wave
+        if wave is None or not wave.updated:
+            self.abandon()
+            return
+        with self._lock:
+            self._finish(wave)
+            wave.problem = wave.problem or "load_state_dict() came between backward and step()"
+
     @staticmethod
     def _finish(wave: _Wave) -> None:
         if not wave.finished:

@@ -400,7 +400,7 @@ class PagedOptimizer(BitsandbytesOptimizer):
         for engine in self._engines.values():
             engine.settle()
         if self._backward is not None:
-            self._backward.abandon()
+            self._backward.state_loaded()
         before = self._homes, self._reserved, self._engines, self.state
         same = len(saved) == len(self._homes) and all(
             one.parameter in self._homes
