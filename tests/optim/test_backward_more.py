@@ -99,3 +99,62 @@ def test_state_loaded_before_any_update() -> None:
         one.zero_grad()
         train(model, one, ({},))
     assert_same_bits(optimizer, expected)
+
+
+# --- gradients that are freed ---------------------------------------------------------------------
+
+
+def test_freed_gradients_are_not_stepped_over() -> None:
+    """They are NaN."""
+    model = net()
+    optimizer = in_backward("PagedAdamW8bit", model, free_grads=True)
+    train(model, optimizer, ({},))
+    loss_of(model, 1).backward()
+    optimizer.step()
+    before = bits_of(model)
+    with pytest.raises(RuntimeError, match="used by an earlier step and freed; call zero_grad"):
+        optimizer.step()
+    assert bits_of(model) == before
+    goes_on(model, optimizer)
+
+
+def test_freed_gradients_of_an_earlier_step() -> None:
+    """Of parameters that the backward after it does not reach."""
+    first, second = (nn.Parameter(torch.ones(WIDTH, WIDTH)) for _ in range(2))
+    paging = Paging(in_backward=True, free_grads=True)
+    optimizer = ours("PagedAdamW8bit", [first, second], paging=paging)
+    for parameter in (first, second):
+        before = first.detach().clone()
+        (parameter**2).sum().backward()
+        if parameter is first:
+            optimizer.step()
+    with pytest.raises(RuntimeError, match=r"parameter 0 of group 0 were .* freed"):
+        optimizer.step()
+    assert torch.equal(first, before)
+    optimizer.zero_grad()
+    (second**2).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_freed_gradients_and_zeros(set_to_none: bool) -> None:
+    """Gradients set to zero decay moments and weights of a parameter that is not used."""
+    theirs, mine = net(), net()
+    expected = legacy("PagedAdamW8bit", theirs.parameters(), lr=1e-2)
+    optimizer = in_backward("PagedAdamW8bit", mine, free_grads=True)
+    for model, one in ((theirs, expected), (mine, optimizer)):
+        for step in range(4):
+            loss_of(model, step, optional=step % 2 == 0).backward()
+            one.step()
+            one.zero_grad(set_to_none=set_to_none)
+    assert_same_bits(optimizer, expected)
+
+
+def test_one_element_is_not_freed() -> None:
+    """Adding to its placeholder would not raise, and the next update would be NaN."""
+    one = nn.Parameter(torch.ones(1))
+    optimizer = ours("PagedAdamW", [one], paging=Paging(in_backward=True, free_grads=True))
+    for _ in range(2):  # zero_grad() is forgotten
+        (one**2).sum().backward()
+        optimizer.step()
+    assert torch.isfinite(one).all()

@@ -238,7 +238,8 @@ class BackwardUpdates:
         # bitsandbytes' kernels do not tell autograd: a backward node that still needs the old
         # value would silently take the new one.
         torch.autograd.graph.increment_version(parameter)
-        if optimizer.paging.free_grads:
+        if optimizer.paging.free_grads and gradient.numel() > 1:
+            # Of one element nothing is freed, and adding to a placeholder would not raise.
             engine.keep(gradient)
             gradient = parameter.grad = _placeholder(gradient)
         return _Mark(gradient, gradient._version)
@@ -309,6 +310,7 @@ class BackwardUpdates:
                 parameters are updated already.
         """
         wave = self._close()
+        self._refuse_freed(wave)
         if wave is None:
             yield ()
             return
@@ -337,8 +339,34 @@ class BackwardUpdates:
             self._learn(wave)
             return wave
 
-    def abandon(self) -> None:
-        """Finish the wave without a step, and take placeholders away. Updates that ran stay."""
+    def _refuse_freed(self, wave: _Wave | None) -> None:
+        """Raise `RuntimeError` if a parameter still has the placeholder of an earlier step."""
+        optimizer = self._optimizer()
+        if optimizer is None or not optimizer.paging.free_grads:
+            return
+        freed = [
+            parameter
+            for _, _, parameter in optimizer._listed()
+            if parameter.grad is not None
+            and _is_placeholder(parameter.grad)
+            and (wave is None or parameter not in wave.updated)
+        ]
+        if freed:
+            problem = (
+                f"the gradients of {_names(optimizer, freed)} were used by an earlier step and "
+                f"freed; call zero_grad() after each step"
+            )
+            if wave is not None:
+                wave.problem = problem
+                problem += f".{self._already(wave)}"
+            raise RuntimeError(f"step() with free_grads=True: {problem}")
+
+    def abandon(self, *, zeros: bool = False) -> None:
+        """Finish the wave without a step, and take placeholders away. Updates that ran stay.
+
+        Args:
+            zeros: put gradients of zeros in the placeholders' place.
+        """
         with self._lock:
             wave, self._wave = self._wave, None
             if wave is not None:
@@ -347,7 +375,7 @@ class BackwardUpdates:
             if optimizer is not None and optimizer.paging.free_grads:
                 for _, _, parameter in optimizer._listed():
                     if parameter.grad is not None and _is_placeholder(parameter.grad):
-                        parameter.grad = None
+                        parameter.grad = torch.zeros_like(parameter) if zeros else None
 
     def state_loaded(self) -> None:
         """Finish the wave before state is replaced. What it updated has been, by the old state."""

@@ -303,7 +303,7 @@ class PagedOptimizer(BitsandbytesOptimizer):
         Its updates stay: state and parameters are as after a step over those parameters alone.
         """
         if self._backward is not None:
-            self._backward.abandon()
+            self._backward.abandon(zeros=not set_to_none)
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
