@@ -311,7 +311,11 @@ class PagedOptimizer(BitsandbytesOptimizer):
         super().add_param_group(param_group)
         if getattr(self, "_backward", None) is not None:
             assert self._backward is not None
-            self._backward.attach(parameter for _, _, parameter in self._listed())
+            try:
+                self._backward.attach(parameter for _, _, parameter in self._listed())
+            except BaseException:
+                self.param_groups.pop()  # or `step` would update what another one does
+                raise
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
