@@ -158,3 +158,28 @@ def test_one_element_is_not_freed() -> None:
         (one**2).sum().backward()
         optimizer.step()
     assert torch.isfinite(one).all()
+
+
+# --- hooks ----------------------------------------------------------------------------------------
+
+
+def test_a_hook_that_takes_the_gradient_away() -> None:
+    """bitsandbytes steps over a parameter without one."""
+    theirs, mine = net(), net()
+    for model in (theirs, mine):
+        model.first.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    expected = legacy("PagedAdamW8bit", theirs.parameters(), lr=1e-2)
+    optimizer = in_backward("PagedAdamW8bit", mine)
+    train(theirs, expected, ({}, {}, {}))
+    train(mine, optimizer, ({}, {}, {}))
+    assert_same_bits(optimizer, expected)
+
+
+def test_a_refused_group_is_not_added() -> None:
+    model, other = net(), nn.Parameter(torch.ones(WIDTH, WIDTH))
+    first = in_backward("PagedAdamW8bit", model)
+    second = ours("PagedAdamW8bit", [other], paging=Paging(in_backward=True))
+    with pytest.raises(RuntimeError, match="already updated in backward"):
+        second.add_param_group({"params": list(model.first.parameters())})
+    assert len(second.param_groups) == 1
+    train(model, first, ({},))

@@ -193,6 +193,8 @@ class BackwardUpdates:
         optimizer = self._optimizer()
         if optimizer is None or self._accumulating:
             return
+        if parameter.grad is None:
+            return  # an earlier hook took it: nothing to update by
         with self._lock:
             wave = self._wave or self._open(optimizer)
             if wave.problem:
