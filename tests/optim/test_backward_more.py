@@ -183,3 +183,21 @@ def test_a_refused_group_is_not_added() -> None:
         second.add_param_group({"params": list(model.first.parameters())})
     assert len(second.param_groups) == 1
     train(model, first, ({},))
+
+
+# --- gradients that are not for this optimizer ----------------------------------------------------
+
+
+def test_gradients_thrown_away_after_their_update() -> None:
+    """What the loss of a generator does to the discriminator."""
+    generator, discriminator = nn.Linear(8, WIDTH), net()
+    optimizer = in_backward("PagedAdamW8bit", discriminator)
+    x = torch.ones(4, 8)
+    before = bits_of(discriminator)
+    with optimizer.accumulate():
+        discriminator(generator(x)).mean().backward()
+    optimizer.zero_grad()
+    assert bits_of(discriminator) == before
+    discriminator(generator(x)).mean().backward()
+    with pytest.warns(RuntimeWarning, match=r"not undone. Already updated: .*accumulate\(\)"):
+        optimizer.zero_grad()

@@ -9,6 +9,7 @@ did not get there by then (a parameter whose hook never fired, the rest of its c
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -362,6 +363,18 @@ class BackwardUpdates:
                 wave.problem = problem
                 problem += f".{self._already(wave)}"
             raise RuntimeError(f"step() with free_grads=True: {problem}")
+
+    def warn_of_updates(self) -> None:
+        """Warn before gradients are thrown away that backward has used, unless an error said so."""
+        wave = self._wave
+        if wave is not None and wave.updated and not wave.problem:
+            warnings.warn(
+                f"zero_grad() without step() after a backward: its updates are not undone."
+                f"{self._already(wave)} A backward whose gradients are not for this optimizer "
+                f"(another network's loss, gradients of inputs) goes inside accumulate().",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def abandon(self, *, zeros: bool = False) -> None:
         """Finish the wave without a step, and take placeholders away. Updates that ran stay.

@@ -300,9 +300,11 @@ class PagedOptimizer(BitsandbytesOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, and let go of a backward that no `step` follows.
 
-        Its updates stay: state and parameters are as after a step over those parameters alone.
+        Its updates stay: state and parameters are as after a step over those parameters alone. A
+        warning says so, if no error has.
         """
         if self._backward is not None:
+            self._backward.warn_of_updates()
             self._backward.abandon(zeros=not set_to_none)
         super().zero_grad(set_to_none)
 
