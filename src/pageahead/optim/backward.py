@@ -9,11 +9,12 @@ did not get there by then (a parameter whose hook never fired, the rest of its c
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -107,7 +108,8 @@ class _Wave:
         groups: the parameter groups' hyperparameters when it opened.
         arrived: parameters whose hook has fired, in that order.
         updated: those of them that are updated, with their gradients.
-        problem: what went wrong first; nothing more is updated then.
+        problem: what went wrong first; nothing more is updated then, and no step follows.
+        finished: whether the engines are closed.
     """
 
     lanes: dict[torch.device, _Lane]
@@ -115,7 +117,7 @@ class _Wave:
     arrived: dict[torch.Tensor, None] = field(default_factory=dict)
     updated: dict[torch.Tensor, _Mark] = field(default_factory=dict)
     problem: str = ""
-    failed: bool = False
+    finished: bool = False
 
 
 class BackwardUpdates:
@@ -192,6 +194,8 @@ class BackwardUpdates:
         optimizer = self._optimizer()
         if optimizer is None or self._accumulating:
             return
+        if parameter.grad is None:
+            return  # an earlier hook took it: nothing to update by
         with self._lock:
             wave = self._wave or self._open(optimizer)
             if wave.problem:
@@ -214,12 +218,10 @@ class BackwardUpdates:
                         wave.updated[one] = self._done(optimizer, lane.engine, one)
             except BaseException as error:
                 wave.problem = f"backward failed ({type(error).__name__}: {error})"
-                wave.failed = True
+                wave.finished = True
                 for other in wave.lanes.values():
                     other.engine.close(failed=True)
-                if wave.updated and isinstance(error, (TypeError, ValueError, RuntimeError)):
-                    raise type(error)(f"{error}{self._already(wave)}") from error
-                raise
+                self._reraise(wave, error)
 
     @staticmethod
     def _prepare(optimizer: PagedOptimizer, active: Active) -> None:
@@ -239,7 +241,8 @@ class BackwardUpdates:
         # bitsandbytes' kernels do not tell autograd: a backward node that still needs the old
         # value would silently take the new one.
         torch.autograd.graph.increment_version(parameter)
-        if optimizer.paging.free_grads:
+        if optimizer.paging.free_grads and gradient.numel() > 1:
+            # Of one element nothing is freed, and adding to a placeholder would not raise.
             engine.keep(gradient)
             gradient = parameter.grad = _placeholder(gradient)
         return _Mark(gradient, gradient._version)
@@ -298,30 +301,87 @@ class BackwardUpdates:
                 places[parameter].append(Active(parameter, group, gindex, pindex))
         return [actives[0] for actives in places.values() if len(actives) == 1]
 
-    def close(self) -> dict[torch.Tensor, _Mark]:
-        """Finish the wave that is open, if one is; return the parameters that it updated.
+    @contextmanager
+    def closing(self) -> Iterator[Container[torch.Tensor]]:
+        """Finish the wave that is open, if one is; the parameters that it updated.
+
+        The step over the others goes inside. After an error the wave stays until `abandon`: a
+        second `step` would use the gradients of this one once more.
 
         Raises:
             RuntimeError: what was done since the first update makes it wrong. Says what, and which
                 parameters are updated already.
         """
+        wave = self._close()
+        self._refuse_freed(wave)
+        if wave is None:
+            yield ()
+            return
+        try:
+            yield wave.updated
+        except BaseException as error:
+            if not wave.updated:
+                self._wave = None
+            wave.problem = f"step() failed ({type(error).__name__}: {error})"
+            self._reraise(wave, error)
+        self._wave = None
+
+    def _close(self) -> _Wave | None:
         with self._lock:
-            wave, self._wave = self._wave, None
-            optimizer = self._optimizer()
+            wave, optimizer = self._wave, self._optimizer()
             if wave is None or optimizer is None:
-                return {}
+                return None
             problem = wave.problem or self._edited(wave) or changed_groups(optimizer, wave.groups)
             self._finish(wave)
             if problem:
+                wave.problem = problem
                 raise RuntimeError(
                     f"step() after updates in backward: {problem}.{self._already(wave)} Call "
-                    f"zero_grad() and go on, or load a checkpoint to undo them."
+                    f"zero_grad() and go on; to undo them, load a checkpoint as well."
                 )
             self._learn(wave)
-            return wave.updated
+            return wave
 
-    def abandon(self) -> None:
-        """Finish the wave without a step, and take placeholders away. Updates that ran stay."""
+    def _refuse_freed(self, wave: _Wave | None) -> None:
+        """Raise `RuntimeError` if a parameter still has the placeholder of an earlier step."""
+        optimizer = self._optimizer()
+        if optimizer is None or not optimizer.paging.free_grads:
+            return
+        freed = [
+            parameter
+            for _, _, parameter in optimizer._listed()
+            if parameter.grad is not None
+            and _is_placeholder(parameter.grad)
+            and (wave is None or parameter not in wave.updated)
+        ]
+        if freed:
+            problem = (
+                f"the gradients of {_names(optimizer, freed)} were used by an earlier step and "
+                f"freed; call zero_grad() after each step"
+            )
+            if wave is not None:
+                wave.problem = problem
+                problem += f".{self._already(wave)}"
+            raise RuntimeError(f"step() with free_grads=True: {problem}")
+
+    def warn_of_updates(self) -> None:
+        """Warn before gradients are thrown away that backward has used, unless an error said so."""
+        wave = self._wave
+        if wave is not None and wave.updated and not wave.problem:
+            warnings.warn(
+                f"zero_grad() without step() after a backward: its updates are not undone."
+                f"{self._already(wave)} A backward whose gradients are not for this optimizer "
+                f"(another network's loss, gradients of inputs) goes inside accumulate().",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def abandon(self, *, zeros: bool = False) -> None:
+        """Finish the wave without a step, and take placeholders away. Updates that ran stay.
+
+        Args:
+            zeros: put gradients of zeros in the placeholders' place.
+        """
         with self._lock:
             wave, self._wave = self._wave, None
             if wave is not None:
@@ -330,13 +390,31 @@ class BackwardUpdates:
             if optimizer is not None and optimizer.paging.free_grads:
                 for _, _, parameter in optimizer._listed():
                     if parameter.grad is not None and _is_placeholder(parameter.grad):
-                        parameter.grad = None
+                        parameter.grad = torch.zeros_like(parameter) if zeros else None
+
+    def state_loaded(self) -> None:
+        """Finish the wave before state is replaced. What it updated has been, by the old state."""
+        wave = self._wave
+        if wave is None or not wave.updated:
+            self.abandon()
+            return
+        with self._lock:
+            self._finish(wave)
+            wave.problem = wave.problem or "load_state_dict() came between backward and step()"
 
     @staticmethod
     def _finish(wave: _Wave) -> None:
-        if not wave.failed:
+        if not wave.finished:
+            wave.finished = True
             for lane in wave.lanes.values():
                 lane.engine.close()
+
+    def _reraise(self, wave: _Wave, error: BaseException) -> NoReturn:
+        """Raise `error`, which may not know that something was updated before it."""
+        if wave.updated and isinstance(error, (TypeError, ValueError, RuntimeError)):
+            said = str(error).removesuffix(" Nothing was updated.")
+            raise type(error)(f"{said}{self._already(wave)}") from error
+        raise error
 
     def _learn(self, wave: _Wave) -> None:
         expected = {active.parameter for lane in wave.lanes.values() for active in lane.actives}

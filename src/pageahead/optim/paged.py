@@ -126,7 +126,8 @@ class PagedOptimizer(BitsandbytesOptimizer):
 
     def _finish_backward(self, backward: BackwardUpdates) -> None:
         """Close the wave of updates in backward, and update whatever it left."""
-        self._update(self._prepare(backward.close()))
+        with backward.closing() as updated:
+            self._update(self._prepare(updated))
         backward.attach(parameter for _, _, parameter in self._listed())
         self._elastic.before_step(self)  # of the next one: now nothing is under way
         for engine in self._engines.values():
@@ -297,10 +298,12 @@ class PagedOptimizer(BitsandbytesOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, and let go of a backward that no `step` follows.
 
-        Its updates stay: state and parameters are as after a step over those parameters alone.
+        Its updates stay: state and parameters are as after a step over those parameters alone. A
+        warning says so, if no error has.
         """
         if self._backward is not None:
-            self._backward.abandon()
+            self._backward.warn_of_updates()
+            self._backward.abandon(zeros=not set_to_none)
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -308,7 +311,11 @@ class PagedOptimizer(BitsandbytesOptimizer):
         super().add_param_group(param_group)
         if getattr(self, "_backward", None) is not None:
             assert self._backward is not None
-            self._backward.attach(parameter for _, _, parameter in self._listed())
+            try:
+                self._backward.attach(parameter for _, _, parameter in self._listed())
+            except BaseException:
+                self.param_groups.pop()  # or `step` would update what another one does
+                raise
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -421,7 +428,7 @@ class PagedOptimizer(BitsandbytesOptimizer):
         for engine in self._engines.values():
             engine.settle()
         if self._backward is not None:
-            self._backward.abandon()
+            self._backward.state_loaded()
         before = self._homes, self._reserved, self._engines, self.state
         same = len(saved) == len(self._homes) and all(
             one.parameter in self._homes

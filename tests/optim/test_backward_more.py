@@ -1,0 +1,203 @@
+"""Updates during backward, in programs that do something else than the plain loop."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from pageahead import Paging
+from pageahead.optim import plan
+from tests.optim.test_backward import WIDTH, bits_of, goes_on, in_backward, loss_of, net, train
+from tests.support import assert_same_bits, legacy, ours
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks for each of these parameters."""
+    monkeypatch.setattr(plan, "SMALLEST_CHUNK", 128 << 10)
+    monkeypatch.setattr(plan, "LARGEST_CHUNK", 128 << 10)
+
+
+# --- a step that is tried again -------------------------------------------------------------------
+
+
+def test_a_refused_step_stays_refused() -> None:
+    """It would use gradients a second time that backward has used."""
+    model = net()
+    optimizer = in_backward("PagedAdamW8bit", model)
+    loss_of(model, 0).backward()
+    before = bits_of(model)
+    optimizer.param_groups[0]["lr"] = 0.5
+    for lr in (0.5, 1e-2):
+        optimizer.param_groups[0]["lr"] = lr
+        with pytest.raises(RuntimeError, match=r"lr of group 0 was 0\.01"):
+            optimizer.step()
+    assert bits_of(model) == before
+    goes_on(model, optimizer)
+
+
+def test_a_step_that_failed_is_not_repeated() -> None:
+    model = net()
+    optimizer = in_backward("PagedAdamW8bit", model)
+    extra = nn.Parameter(torch.randn(WIDTH, WIDTH))
+    optimizer.add_param_group({"params": [extra]})
+    loss_of(model, 0).backward()
+    before = bits_of(model)
+    extra.grad = torch.randn(WIDTH, WIDTH).to_sparse()
+    with pytest.raises(TypeError, match=r"parameter 0 of group 1 .* Already updated") as caught:
+        optimizer.step()
+    assert "Nothing was updated" not in str(caught.value)
+    extra.grad = torch.randn(WIDTH, WIDTH)
+    with pytest.raises(RuntimeError, match=r"step\(\) failed .*Already updated"):
+        optimizer.step()
+    assert bits_of(model) == before
+    goes_on(model, optimizer)
+
+
+def test_a_step_that_failed_before_any_update_is_repeated() -> None:
+    one, other = (nn.Parameter(torch.ones(WIDTH, WIDTH)) for _ in range(2))
+    optimizer = ours("PagedAdamW8bit", [one, other], paging=Paging(in_backward=True))
+    one.grad = torch.ones(WIDTH, WIDTH).to_sparse()
+    with pytest.raises(TypeError, match=r"Nothing was updated"):
+        optimizer.step()
+    one.grad = torch.ones(WIDTH, WIDTH)
+    optimizer.step()
+    assert not torch.equal(one, other)
+
+
+def test_state_loaded_after_the_updates() -> None:
+    """`step()` would update a second time, by the same gradients."""
+    model = net()
+    optimizer = in_backward("PagedAdamW8bit", model)
+    train(model, optimizer, ({},))
+    saved = copy.deepcopy(optimizer.state_dict())
+    loss_of(model, 1).backward()
+    before = bits_of(model)
+    optimizer.load_state_dict(saved)
+    with pytest.raises(RuntimeError, match=r"load_state_dict\(\) came between .*Already updated"):
+        optimizer.step()
+    assert bits_of(model) == before
+    goes_on(model, optimizer)
+
+
+def test_state_loaded_before_any_update() -> None:
+    """With gradients that only accumulated it is what bitsandbytes does."""
+    theirs, mine = net(), net()
+    expected = legacy("PagedAdamW8bit", theirs.parameters(), lr=1e-2)
+    optimizer = in_backward("PagedAdamW8bit", mine)
+    for model, one in ((theirs, expected), (mine, optimizer)):
+        train(model, one, ({},))
+        saved = copy.deepcopy(one.state_dict())
+        train(model, one, ({},))
+        with optimizer.accumulate():
+            loss_of(model, 1).backward()
+        one.load_state_dict(saved)
+        one.step()
+        one.zero_grad()
+        train(model, one, ({},))
+    assert_same_bits(optimizer, expected)
+
+
+# --- gradients that are freed ---------------------------------------------------------------------
+
+
+def test_freed_gradients_are_not_stepped_over() -> None:
+    """They are NaN."""
+    model = net()
+    optimizer = in_backward("PagedAdamW8bit", model, free_grads=True)
+    train(model, optimizer, ({},))
+    loss_of(model, 1).backward()
+    optimizer.step()
+    before = bits_of(model)
+    with pytest.raises(RuntimeError, match="used by an earlier step and freed; call zero_grad"):
+        optimizer.step()
+    assert bits_of(model) == before
+    goes_on(model, optimizer)
+
+
+def test_freed_gradients_of_an_earlier_step() -> None:
+    """Of parameters that the backward after it does not reach."""
+    first, second = (nn.Parameter(torch.ones(WIDTH, WIDTH)) for _ in range(2))
+    paging = Paging(in_backward=True, free_grads=True)
+    optimizer = ours("PagedAdamW8bit", [first, second], paging=paging)
+    for parameter in (first, second):
+        before = first.detach().clone()
+        (parameter**2).sum().backward()
+        if parameter is first:
+            optimizer.step()
+    with pytest.raises(RuntimeError, match=r"parameter 0 of group 0 were .* freed"):
+        optimizer.step()
+    assert torch.equal(first, before)
+    optimizer.zero_grad()
+    (second**2).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_freed_gradients_and_zeros(set_to_none: bool) -> None:
+    """Gradients set to zero decay moments and weights of a parameter that is not used."""
+    theirs, mine = net(), net()
+    expected = legacy("PagedAdamW8bit", theirs.parameters(), lr=1e-2)
+    optimizer = in_backward("PagedAdamW8bit", mine, free_grads=True)
+    for model, one in ((theirs, expected), (mine, optimizer)):
+        for step in range(4):
+            loss_of(model, step, optional=step % 2 == 0).backward()
+            one.step()
+            one.zero_grad(set_to_none=set_to_none)
+    assert_same_bits(optimizer, expected)
+
+
+def test_one_element_is_not_freed() -> None:
+    """Adding to its placeholder would not raise, and the next update would be NaN."""
+    one = nn.Parameter(torch.ones(1))
+    optimizer = ours("PagedAdamW", [one], paging=Paging(in_backward=True, free_grads=True))
+    for _ in range(2):  # zero_grad() is forgotten
+        (one**2).sum().backward()
+        optimizer.step()
+    assert torch.isfinite(one).all()
+
+
+# --- hooks ----------------------------------------------------------------------------------------
+
+
+def test_a_hook_that_takes_the_gradient_away() -> None:
+    """bitsandbytes steps over a parameter without one."""
+    theirs, mine = net(), net()
+    for model in (theirs, mine):
+        model.first.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    expected = legacy("PagedAdamW8bit", theirs.parameters(), lr=1e-2)
+    optimizer = in_backward("PagedAdamW8bit", mine)
+    train(theirs, expected, ({}, {}, {}))
+    train(mine, optimizer, ({}, {}, {}))
+    assert_same_bits(optimizer, expected)
+
+
+def test_a_refused_group_is_not_added() -> None:
+    model, other = net(), nn.Parameter(torch.ones(WIDTH, WIDTH))
+    first = in_backward("PagedAdamW8bit", model)
+    second = ours("PagedAdamW8bit", [other], paging=Paging(in_backward=True))
+    with pytest.raises(RuntimeError, match="already updated in backward"):
+        second.add_param_group({"params": list(model.first.parameters())})
+    assert len(second.param_groups) == 1
+    train(model, first, ({},))
+
+
+# --- gradients that are not for this optimizer ----------------------------------------------------
+
+
+def test_gradients_thrown_away_after_their_update() -> None:
+    """What the loss of a generator does to the discriminator."""
+    generator, discriminator = nn.Linear(8, WIDTH), net()
+    optimizer = in_backward("PagedAdamW8bit", discriminator)
+    x = torch.ones(4, 8)
+    before = bits_of(discriminator)
+    with optimizer.accumulate():
+        discriminator(generator(x)).mean().backward()
+    optimizer.zero_grad()
+    assert bits_of(discriminator) == before
+    discriminator(generator(x)).mean().backward()
+    with pytest.warns(RuntimeWarning, match=r"not undone. Already updated: .*accumulate\(\)"):
+        optimizer.zero_grad()
