@@ -17,6 +17,9 @@ from tests.support import CLASSES, assert_same_bits, bits, legacy, ours
 WIDTH = 320  # a weight of 320 x 320 is paged
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:zero_grad\\(\\) without step")
+
+
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks for each of these parameters."""

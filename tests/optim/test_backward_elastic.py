@@ -16,6 +16,9 @@ MOST = 8 * 600_000
 """More bytes than all of the state that can be paged."""
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:zero_grad\\(\\) without step")
+
+
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "SMALLEST_CHUNK", 128 << 10)

@@ -11,20 +11,19 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pageahead.memory.layout import Chunk
 from pageahead.optim.active import Active, check, make_contiguous
 from pageahead.optim.engine import Engine
 from pageahead.optim.homes import check_homes, refuse_capture
 from pageahead.optim.misuse import changed_groups, groups_of, other_users
+from pageahead.optim.wave import Lane, Mark, Wave, is_placeholder, placeholder
 
 if TYPE_CHECKING:
     from pageahead.optim.paged import PagedOptimizer
@@ -33,91 +32,6 @@ __all__ = ["BackwardUpdates"]
 
 _hooked: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """For each parameter a weak reference to whoever updates it in backward."""
-
-
-@dataclass(eq=False, slots=True)
-class _Lane:
-    """What a wave does on one device.
-
-    Attributes:
-        engine: of the device.
-        actives: the parameters that are expected, in the plan's order.
-        chunks: the plan's.
-        missing: for each chunk the parameters whose gradient has not arrived.
-        chunks_of: for each parameter the chunks with a part of its state, in order.
-        left: for each parameter how many of these are not updated.
-        active_of: for each parameter its place.
-        last: index of the chunk updated last, of those that travel.
-        in_order: whether they came in the plan's order so far.
-    """
-
-    engine: Engine
-    actives: list[Active]
-    chunks: Sequence[Chunk] = ()
-    missing: list[set[torch.Tensor]] = field(default_factory=list)
-    chunks_of: dict[torch.Tensor, list[int]] = field(default_factory=dict)
-    left: dict[torch.Tensor, int] = field(default_factory=dict)
-    active_of: dict[torch.Tensor, Active] = field(default_factory=dict)
-    last: int = -1
-    in_order: bool = True
-
-    def expect(self, chunks: Sequence[Chunk]) -> None:
-        self.chunks = chunks
-        for active in self.actives:
-            self.active_of[active.parameter] = active
-        for chunk in chunks:
-            parameters = [self.actives[part.item].parameter for part in chunk.slices]
-            self.missing.append(set(parameters))
-            for parameter in dict.fromkeys(parameters):
-                self.chunks_of.setdefault(parameter, []).append(chunk.index)
-        self.left = {parameter: len(chunks) for parameter, chunks in self.chunks_of.items()}
-
-    def ready(self, parameter: torch.Tensor) -> Iterator[Chunk]:
-        """The chunks that wait for nothing any more now that this gradient is there."""
-        for index in self.chunks_of[parameter]:
-            self.missing[index].discard(parameter)
-            if not self.missing[index]:
-                chunk = self.chunks[index]
-                if chunk.nbytes:
-                    self.in_order = self.in_order and index > self.last
-                    self.last = index
-                yield chunk
-
-    def updated(self, chunk: Chunk) -> Iterator[torch.Tensor]:
-        """The parameters that are done now that this chunk is."""
-        for parameter in dict.fromkeys(self.actives[part.item].parameter for part in chunk.slices):
-            self.left[parameter] -= 1
-            if not self.left[parameter]:
-                yield parameter
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """A gradient when its parameter was updated: later edits would be lost."""
-
-    gradient: torch.Tensor
-    version: int
-
-
-@dataclass(eq=False, slots=True)
-class _Wave:
-    """One backward.
-
-    Attributes:
-        lanes: by device.
-        groups: the parameter groups' hyperparameters when it opened.
-        arrived: parameters whose hook has fired, in that order.
-        updated: those of them that are updated, with their gradients.
-        problem: what went wrong first; nothing more is updated then, and no step follows.
-        finished: whether the engines are closed.
-    """
-
-    lanes: dict[torch.device, _Lane]
-    groups: list[dict[str, Any]]
-    arrived: dict[torch.Tensor, None] = field(default_factory=dict)
-    updated: dict[torch.Tensor, _Mark] = field(default_factory=dict)
-    problem: str = ""
-    finished: bool = False
 
 
 class BackwardUpdates:
@@ -129,7 +43,7 @@ class BackwardUpdates:
         self._lock = threading.RLock()
         self._handles: list[RemovableHandle] = []
         self._attached: set[int] = set()
-        self._wave: _Wave | None = None
+        self._wave: Wave | None = None
         self._order: list[torch.Tensor] | None = None
         """Parameters as their gradients came last; before that is known, reverse registration."""
         self._accumulating = 0
@@ -235,7 +149,7 @@ class BackwardUpdates:
         make_contiguous([active])
         active.state = optimizer.state[parameter]
 
-    def _done(self, optimizer: PagedOptimizer, engine: Engine, parameter: torch.Tensor) -> _Mark:
+    def _done(self, optimizer: PagedOptimizer, engine: Engine, parameter: torch.Tensor) -> Mark:
         gradient = parameter.grad
         assert gradient is not None
         # bitsandbytes' kernels do not tell autograd: a backward node that still needs the old
@@ -244,12 +158,12 @@ class BackwardUpdates:
         if optimizer.paging.free_grads and gradient.numel() > 1:
             # Of one element nothing is freed, and adding to a placeholder would not raise.
             engine.keep(gradient)
-            gradient = parameter.grad = _placeholder(gradient)
-        return _Mark(gradient, gradient._version)
+            gradient = parameter.grad = placeholder(gradient)
+        return Mark(gradient, gradient._version)
 
     # --- a wave ---------------------------------------------------------------------------------
 
-    def _open(self, optimizer: PagedOptimizer) -> _Wave:
+    def _open(self, optimizer: PagedOptimizer) -> Wave:
         parameters = list(self._expected(optimizer))
         refuse_capture({parameter.device for parameter in parameters})
         if not self._alone:
@@ -261,14 +175,14 @@ class BackwardUpdates:
             optimizer.check_overrides()
             optimizer.initialized = True
         optimizer._reserve_homes(listings)
-        lanes: dict[torch.device, _Lane] = {}
+        lanes: dict[torch.device, Lane] = {}
         for active in listings:
             device = active.parameter.device
             if device not in lanes:
-                lanes[device] = _Lane(optimizer._engine(device), [])
+                lanes[device] = Lane(optimizer._engine(device), [])
             lanes[device].actives.append(active)
-        wave = _Wave(lanes, groups_of(optimizer))
-        opened: list[_Lane] = []
+        wave = Wave(lanes, groups_of(optimizer))
+        opened: list[Lane] = []
         try:
             for lane in lanes.values():
                 homes = [optimizer._home_of(active.parameter) for active in lane.actives]
@@ -326,7 +240,7 @@ class BackwardUpdates:
             self._reraise(wave, error)
         self._wave = None
 
-    def _close(self) -> _Wave | None:
+    def _close(self) -> Wave | None:
         with self._lock:
             wave, optimizer = self._wave, self._optimizer()
             if wave is None or optimizer is None:
@@ -342,7 +256,7 @@ class BackwardUpdates:
             self._learn(wave)
             return wave
 
-    def _refuse_freed(self, wave: _Wave | None) -> None:
+    def _refuse_freed(self, wave: Wave | None) -> None:
         """Raise `RuntimeError` if a parameter still has the placeholder of an earlier step."""
         optimizer = self._optimizer()
         if optimizer is None or not optimizer.paging.free_grads:
@@ -351,7 +265,7 @@ class BackwardUpdates:
             parameter
             for _, _, parameter in optimizer._listed()
             if parameter.grad is not None
-            and _is_placeholder(parameter.grad)
+            and is_placeholder(parameter.grad)
             and (wave is None or parameter not in wave.updated)
         ]
         if freed:
@@ -389,7 +303,7 @@ class BackwardUpdates:
             optimizer = self._optimizer()
             if optimizer is not None and optimizer.paging.free_grads:
                 for _, _, parameter in optimizer._listed():
-                    if parameter.grad is not None and _is_placeholder(parameter.grad):
+                    if parameter.grad is not None and is_placeholder(parameter.grad):
                         parameter.grad = torch.zeros_like(parameter) if zeros else None
 
     def state_loaded(self) -> None:
@@ -403,26 +317,26 @@ class BackwardUpdates:
             wave.problem = wave.problem or "load_state_dict() came between backward and step()"
 
     @staticmethod
-    def _finish(wave: _Wave) -> None:
+    def _finish(wave: Wave) -> None:
         if not wave.finished:
             wave.finished = True
             for lane in wave.lanes.values():
                 lane.engine.close()
 
-    def _reraise(self, wave: _Wave, error: BaseException) -> NoReturn:
+    def _reraise(self, wave: Wave, error: BaseException) -> NoReturn:
         """Raise `error`, which may not know that something was updated before it."""
         if wave.updated and isinstance(error, (TypeError, ValueError, RuntimeError)):
             said = str(error).removesuffix(" Nothing was updated.")
             raise type(error)(f"{said}{self._already(wave)}") from error
         raise error
 
-    def _learn(self, wave: _Wave) -> None:
+    def _learn(self, wave: Wave) -> None:
         expected = {active.parameter for lane in wave.lanes.values() for active in lane.actives}
         as_expected = all(lane.in_order for lane in wave.lanes.values())
         if self._order is None or not as_expected or expected != wave.arrived.keys():
             self._order = list(wave.arrived)
 
-    def _edited(self, wave: _Wave) -> str:
+    def _edited(self, wave: Wave) -> str:
         edited = [
             parameter
             for parameter, mark in wave.updated.items()
@@ -435,7 +349,7 @@ class BackwardUpdates:
             f"their update; that has no effect. Clip or scale with in_backward=False"
         )
 
-    def _already(self, wave: _Wave) -> str:
+    def _already(self, wave: Wave) -> str:
         if not wave.updated:
             return " No parameter was updated."
         return f" Already updated: {_names(self._optimizer(), wave.updated)}."
@@ -452,16 +366,6 @@ def _names(optimizer: PagedOptimizer | None, parameters: Iterable[torch.Tensor])
 
 NAMED = 20
 """Parameters that a message names one by one."""
-
-
-def _placeholder(gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient without memory. An edit in place raises, and any norm of it is NaN."""
-    nan = torch.full((), float("nan"), dtype=gradient.dtype, device=gradient.device)
-    return nan.expand(gradient.shape)
-
-
-def _is_placeholder(gradient: torch.Tensor) -> bool:
-    return gradient.numel() > 1 and not any(gradient.stride())
 
 
 def _remove(handles: list[RemovableHandle]) -> None:

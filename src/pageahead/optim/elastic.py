@@ -37,7 +37,7 @@ from pageahead.optim.routing import PAGED_NUMEL, Candidate, budget_words
 
 if TYPE_CHECKING:
     from pageahead.optim.engine import Engine
-    from pageahead.optim.paged import PagedOptimizer
+    from pageahead.optim.states import StatePlaces
 
 __all__ = ["MOST_PATIENCE", "PATIENCE", "Elastic", "Residency"]
 
@@ -107,7 +107,7 @@ class Elastic:
         self._decided = False
         self._records: dict[torch.device, _Record] = {}
 
-    def watch(self, optimizer: PagedOptimizer) -> None:
+    def watch(self, optimizer: StatePlaces) -> None:
         """Wait for the first backward of the optimizer's parameters."""
         if self._auto:
             self._backward.watch(parameter for _, _, parameter in optimizer._listed())
@@ -119,7 +119,7 @@ class Elastic:
 
     # --- before state is made -----------------------------------------------------------------
 
-    def choose(self, optimizer: PagedOptimizer, candidates: Sequence[Candidate]) -> list[Home]:
+    def choose(self, optimizer: StatePlaces, candidates: Sequence[Candidate]) -> list[Home]:
         """Decide where state that is made now will live. See `choose_homes`."""
         name = optimizer.optimizer_name
         if not self._auto:
@@ -139,7 +139,7 @@ class Elastic:
         return [chosen[number] for number in range(len(candidates))]
 
     def _budget(
-        self, optimizer: PagedOptimizer, device: torch.device, candidates: Sequence[Candidate]
+        self, optimizer: StatePlaces, device: torch.device, candidates: Sequence[Candidate]
     ) -> int:
         """Bytes that state of these candidates may take of the device now."""
         large = [one for one in candidates if one.shape.numel >= PAGED_NUMEL]
@@ -166,14 +166,14 @@ class Elastic:
             return 0  # taken already: no longer among what is free
         return ring_bytes(shapes, self._paging)
 
-    def _ring_after(self, optimizer: PagedOptimizer, device: torch.device, engine: Engine) -> int:
+    def _ring_after(self, optimizer: StatePlaces, device: torch.device, engine: Engine) -> int:
         """The same if resident state is given back, which travels from then on."""
         shapes = [one.home.shape for one in _members(optimizer, device)]
         return self._ring_to_come(engine, shapes) if shapes else 0
 
     # --- before a step ------------------------------------------------------------------------
 
-    def before_step(self, optimizer: PagedOptimizer) -> None:
+    def before_step(self, optimizer: StatePlaces) -> None:
         """Adapt residency to the memory that there is now. Where a step is under way, not yet."""
         if not self._auto:
             return
@@ -188,7 +188,7 @@ class Elastic:
             if not engine.busy and not device_for(device).capturing():
                 self._look(optimizer, device, engine)
 
-    def _look(self, optimizer: PagedOptimizer, device: torch.device, engine: Engine) -> None:
+    def _look(self, optimizer: StatePlaces, device: torch.device, engine: Engine) -> None:
         record = self._records.get(device)
         first = record is None
         if record is None:
@@ -218,7 +218,7 @@ class Elastic:
                 self._take(optimizer, device, engine, record.least)
 
     def _totals(
-        self, optimizer: PagedOptimizer, device: torch.device, record: _Record
+        self, optimizer: StatePlaces, device: torch.device, record: _Record
     ) -> tuple[int, int, int, int]:
         count = len(optimizer._homes)
         if record.totals is None or record.totals[0] != count:
@@ -229,7 +229,7 @@ class Elastic:
         return record.totals
 
     def _give_back(
-        self, optimizer: PagedOptimizer, device: torch.device, engine: Engine, nbytes: int
+        self, optimizer: StatePlaces, device: torch.device, engine: Engine, nbytes: int
     ) -> None:
         record = self._records[device]
         nbytes += self._ring_after(optimizer, device, engine)
@@ -252,7 +252,7 @@ class Elastic:
     # --- moving -------------------------------------------------------------------------------
 
     def _take(
-        self, optimizer: PagedOptimizer, device: torch.device, engine: Engine, room: int
+        self, optimizer: StatePlaces, device: torch.device, engine: Engine, room: int
     ) -> None:
         """Move streamed state of up to `room` bytes to the device."""
         record = self._records[device]
@@ -282,7 +282,7 @@ class Elastic:
         )
 
     def _shrink(
-        self, optimizer: PagedOptimizer, device: torch.device, engine: Engine, nbytes: int
+        self, optimizer: StatePlaces, device: torch.device, engine: Engine, nbytes: int
     ) -> int:
         """Move resident state of at least `nbytes` to the host; return how much went."""
         members = _members(optimizer, device)
@@ -302,9 +302,7 @@ class Elastic:
             self._moved(members, device)
         return sum(one.home.shape.nbytes for one in leaving)
 
-    def _send_home(
-        self, optimizer: PagedOptimizer, engine: Engine, leaving: Sequence[Member]
-    ) -> None:
+    def _send_home(self, optimizer: StatePlaces, engine: Engine, leaving: Sequence[Member]) -> None:
         if leaving:
             to_host(engine, optimizer.state, leaving)
         for member in leaving:
@@ -326,7 +324,7 @@ class Elastic:
 
     # --- what users ask -----------------------------------------------------------------------
 
-    def release(self, optimizer: PagedOptimizer, nbytes: int) -> int:
+    def release(self, optimizer: StatePlaces, nbytes: int) -> int:
         """Give back device memory. See `PagedOptimizer.release`."""
         if isinstance(nbytes, bool) or not isinstance(nbytes, int):
             raise TypeError(f"release() takes bytes (an int), not {nbytes!r}")
@@ -345,7 +343,7 @@ class Elastic:
                 freed += engine.drop_ring()
         return freed
 
-    def residency(self, optimizer: PagedOptimizer) -> Residency:
+    def residency(self, optimizer: StatePlaces) -> Residency:
         """See `PagedOptimizer.residency`."""
         large = [home for home in optimizer._homes.values() if home.shape.numel >= PAGED_NUMEL]
         rings = [engine.ring for engine in optimizer._engines.values()]
@@ -356,7 +354,7 @@ class Elastic:
         )
 
 
-def _members(optimizer: PagedOptimizer, device: torch.device) -> list[Member]:
+def _members(optimizer: StatePlaces, device: torch.device) -> list[Member]:
     """The parameters of a device whose state may move, in step order."""
     members: dict[int, Member] = {}
     for _, _, parameter in optimizer._listed():

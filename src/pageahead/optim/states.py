@@ -1,0 +1,202 @@
+"""Where the state of an optimizer's parameters is made, and where it is put when it is loaded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from pageahead.device import Block, device_for
+from pageahead.optim import checkpoint
+from pageahead.optim.active import Active
+from pageahead.optim.base import BitsandbytesOptimizer
+from pageahead.optim.elastic import Elastic
+from pageahead.optim.engine import Engine, StateSource
+from pageahead.optim.homes import Home
+from pageahead.optim.moving import give_blocks
+from pageahead.optim.paging import Paging
+from pageahead.optim.routing import PAGED_NUMEL, Candidate, state_dtype, state_shape
+
+__all__ = ["StatePlaces"]
+
+
+class StatePlaces(BitsandbytesOptimizer):
+    """The part of `PagedOptimizer` that gives state its place."""
+
+    paging: Paging
+    _engines: dict[torch.device, Engine]
+    _homes: dict[torch.Tensor, Home]
+    _reserved: dict[torch.Tensor, Home]
+    _elastic: Elastic
+    _source: StateSource | Block | None
+
+    def _engine(self, device: torch.device) -> Engine:
+        if device not in self._engines:
+            self._engines[device] = Engine(device_for(device), self.optimizer_name, self.paging)
+        return self._engines[device]
+
+    def _make_state(self, new: Sequence[Active]) -> None:
+        """Decide routes, take memory, and let bitsandbytes initialize the state; all or nothing."""
+        first: dict[torch.Tensor, Active] = {}
+        for active in new:
+            first.setdefault(active.parameter, active)
+        unique = list(first.values())
+        if not unique:
+            return
+        unreserved = {one.parameter for one in unique if one.parameter not in self._reserved}
+        homes, grown = self._reserve_homes(unique)
+        try:
+            for active, home in zip(unique, homes, strict=True):
+                self._init_home(active, home)
+        except BaseException:
+            for active, home in zip(unique, homes, strict=True):
+                self.state.pop(active.parameter, None)
+                self._homes.pop(active.parameter, None)
+                self._reserved[active.parameter] = home
+                if active.parameter in unreserved:
+                    del self._reserved[active.parameter]
+            for engine in grown:
+                engine.release_last()
+            raise
+
+    def _reserve_homes(self, actives: Sequence[Active]) -> tuple[list[Home], list[Engine]]:
+        """Give every parameter a home with room for its state, and make that room.
+
+        Returns:
+            The homes, and the engines that grew for them.
+        """
+        new = {
+            active.parameter: self._candidate(active.parameter, active.gindex, active.pindex)
+            for active in actives
+            if active.parameter not in self._homes and active.parameter not in self._reserved
+        }
+        grown: list[Engine] = []
+        if new:
+            homes = self._choose_homes(list(new.values()))
+            grown = self._reserve(homes)
+            self._reserved.update(zip(new, homes, strict=True))
+        return [self._home_of(active.parameter) for active in actives], grown
+
+    def _home_of(self, parameter: torch.Tensor) -> Home:
+        return self._homes.get(parameter) or self._reserved[parameter]
+
+    def _reserve(self, homes: Sequence[Home]) -> list[Engine]:
+        """Make room for paged homes on every device, or on none; say where resident ones go."""
+        give_blocks([home for home in homes if home.movable and not home.paged])
+        by_device: dict[torch.device, list[Home]] = {}
+        for home in homes:
+            if home.paged:
+                by_device.setdefault(home.device, []).append(home)
+        reserved: list[Engine] = []
+        try:
+            for device, group in by_device.items():
+                self._engine(device).reserve(group)
+                reserved.append(self._engine(device))
+        except BaseException:
+            for engine in reserved:
+                engine.release_last()
+            raise
+        return reserved
+
+    def _choose_homes(self, candidates: Sequence[Candidate]) -> list[Home]:
+        return self._elastic.choose(self, candidates)
+
+    def _candidate(self, parameter: torch.Tensor, gindex: int, pindex: int) -> Candidate:
+        config = self.get_config(gindex, pindex, self.param_groups[gindex])
+        dtype = state_dtype(config, parameter.numel())
+        shape = state_shape(self.optimizer_name, dtype, parameter.numel())
+        limited = config["max_unorm"] > 0.0 and dtype == torch.float32
+        return Candidate(parameter, shape, limited)
+
+    def _pageable_bytes(self) -> int:
+        sizes = {
+            parameter: self._candidate(parameter, gindex, pindex).shape.nbytes
+            for gindex, pindex, parameter in self._listed()
+            if parameter.requires_grad and parameter.numel() >= PAGED_NUMEL
+        }
+        return sum(sizes.values())
+
+    def _listed(self) -> Iterable[tuple[int, int, torch.Tensor]]:
+        for gindex, group in enumerate(self.param_groups):
+            for pindex, parameter in enumerate(group["params"]):
+                yield gindex, pindex, parameter
+
+    def _init_home(self, active: Active, home: Home) -> None:
+        parameter = active.parameter
+        self._source = self._engine(home.device).source(home) if home.paged else home.block
+        try:
+            self.init_state(active.group, parameter, active.gindex, active.pindex)
+        finally:
+            self._source = None
+        state = self.state[parameter]
+        home.tensors = tuple(state[key] for key in ("state1", "state2") if key in state)
+        self._homes[parameter] = home
+        self._reserved.pop(parameter, None)
+
+    def get_state_buffer(self, p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """bitsandbytes asks here for a zeroed state tensor shaped like `p`."""
+        if self._source is not None:
+            return self._source.tensor(tuple(p.shape), dtype)
+        # Contiguous whatever `p` is, which will be, too, when the kernel runs over their bytes.
+        return torch.zeros(p.shape, dtype=dtype, device=p.device)
+
+    def _get_state_double_buffer(
+        self, p: torch.Tensor, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """AdEMAMix asks here for its `state1`, which holds two moments."""
+        if self._source is not None:
+            return self._source.tensor((2, *p.shape), dtype)
+        return torch.zeros((2, *p.shape), dtype=dtype, device=p.device)
+
+    def _adopt_state(
+        self, saved: Sequence[checkpoint.Saved], groups: Sequence[dict[str, Any]]
+    ) -> None:
+        """Replace all state by checked state. Takes the memory it needs before it changes any."""
+        before = self._homes, self._reserved, self._engines, self.state
+        same = len(saved) == len(self._homes) and all(
+            one.parameter in self._homes
+            and self._homes[one.parameter].shape == one.candidate.shape
+            and self._homes[one.parameter].device == one.parameter.device
+            for one in saved
+        )
+        if not same:
+            # New homes beside the old ones: whatever fails here leaves those as they were.
+            self._homes, self._reserved, self._engines = {}, {}, {}
+            self.state = defaultdict(dict)
+            try:
+                homes = self._choose_homes([one.candidate for one in saved])
+                self._reserve(homes)
+                for one, home in zip(saved, homes, strict=True):
+                    self._empty_home(one, home)
+            except BaseException:
+                self._homes, self._reserved, self._engines, self.state = before
+                raise
+        for one in saved:
+            checkpoint.fill(self.state[one.parameter], one)
+        for group, loaded in zip(self.param_groups, groups, strict=True):
+            group.update(loaded)
+        for engine in self._engines.values():
+            engine.forget_plan()
+        self._elastic.changed()
+
+    def _empty_home(self, saved: checkpoint.Saved, home: Home) -> None:
+        """Make the state tensors that `saved` will be copied to."""
+        parameter = saved.parameter
+        self._source = self._engine(home.device).source(home) if home.paged else home.block
+        state: dict[str, Any] = {}
+        try:
+            for key in ("state1", "state2"):
+                if key in saved.entries:
+                    like = saved.entries[key]
+                    state[key] = (
+                        self._source.tensor(tuple(like.shape), like.dtype)
+                        if self._source is not None
+                        else torch.empty(like.shape, dtype=like.dtype, device=parameter.device)
+                    )
+        finally:
+            self._source = None
+        self.state[parameter] = state
+        home.tensors = tuple(state.values())
+        self._homes[parameter] = home
