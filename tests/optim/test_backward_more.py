@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 
 import pytest
 import torch
@@ -201,3 +203,35 @@ def test_gradients_thrown_away_after_their_update() -> None:
     discriminator(generator(x)).mean().backward()
     with pytest.warns(RuntimeWarning, match=r"not undone. Already updated: .*accumulate\(\)"):
         optimizer.zero_grad()
+
+
+# --- forks ----------------------------------------------------------------------------------------
+
+
+def test_a_child_forked_in_the_middle_of_a_backward() -> None:
+    """It has neither the threads nor the memory that the open backward uses."""
+    first, second = (nn.Parameter(torch.ones(WIDTH, WIDTH)) for _ in range(2))
+    optimizer = ours("PagedAdamW32bit", [first, second], paging=Paging(in_backward=True))
+    for _ in range(2):
+        (first * second).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (first**2).sum().backward()
+    second.grad = torch.ones_like(second)  # in the child, PyTorch itself may hang
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(5)
+        status = 1
+        try:
+            for hook in second._post_accumulate_grad_hooks.values():
+                hook(second)
+        except RuntimeError as error:
+            optimizer.zero_grad()
+            status = 0 if "forked child" in str(error) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    second.grad = None
+    (second**2).sum().backward()
+    optimizer.step()

@@ -8,6 +8,7 @@ did not get there by then (a parameter whose hook never fired, the rest of its c
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 import weakref
@@ -110,6 +111,7 @@ class BackwardUpdates:
             return
         if parameter.grad is None:
             return  # an earlier hook took it: nothing to update by
+        optimizer._check_process("backward()")  # also where the fork came after the first gradient
         with self._lock:
             wave = self._wave or self._open(optimizer)
             if wave.problem:
@@ -170,7 +172,6 @@ class BackwardUpdates:
             other_users(optimizer, parameters)
             self._alone = True
         listings = self._listings(optimizer, parameters)
-        optimizer._check_process("backward()")
         if not optimizer.initialized:
             optimizer.check_overrides()
             optimizer.initialized = True
@@ -298,9 +299,10 @@ class BackwardUpdates:
         """
         with self._lock:
             wave, self._wave = self._wave, None
-            if wave is not None:
-                self._finish(wave)
             optimizer = self._optimizer()
+            forked = optimizer is not None and optimizer._process != os.getpid()
+            if wave is not None and not forked:  # a child would wait for threads it has not
+                self._finish(wave)
             if optimizer is not None and optimizer.paging.free_grads:
                 for _, _, parameter in optimizer._listed():
                     if parameter.grad is not None and is_placeholder(parameter.grad):
