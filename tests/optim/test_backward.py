@@ -273,6 +273,17 @@ def test_a_parameter_listed_twice_is_updated_twice() -> None:
     assert_same_bits(made[1], made[0])
 
 
+def test_parameters_over_the_same_memory() -> None:
+    made = []
+    for kind, extra in ((legacy, {}), (ours, {"paging": Paging(in_backward=True)})):
+        model = net()
+        model.optional.weight.data = model.first.weight.data
+        one = kind("PagedAdamW32bit", model.parameters(), lr=1e-2, **extra)
+        train(model, one, ({}, {}, {}))
+        made.append(one)
+    assert_same_bits(made[1], made[0])
+
+
 def test_a_checkpoint_in_the_middle() -> None:
     theirs, mine = net(), net()
     expected = legacy("PagedAdamW8bit", theirs.parameters(), lr=1e-2)

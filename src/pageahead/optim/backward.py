@@ -12,6 +12,7 @@ import os
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
@@ -208,13 +209,22 @@ class BackwardUpdates:
 
     @staticmethod
     def _listings(optimizer: PagedOptimizer, parameters: Iterable[torch.Tensor]) -> list[Active]:
-        """These parameters in their places. One that is listed twice is left to `step`."""
+        """These parameters in their places.
+
+        One that is listed twice is left to `step`, and so are two over the same memory: there the
+        order of updates counts, which is the listing's.
+        """
         places: dict[torch.Tensor, list[Active]] = {parameter: [] for parameter in parameters}
         for gindex, pindex, parameter in optimizer._listed():
             if parameter in places:
                 group = optimizer.param_groups[gindex]
                 places[parameter].append(Active(parameter, group, gindex, pindex))
-        return [actives[0] for actives in places.values() if len(actives) == 1]
+        addresses = Counter(parameter.data_ptr() for parameter in places)
+        return [
+            actives[0]
+            for parameter, actives in places.items()
+            if len(actives) == 1 and (addresses[parameter.data_ptr()] == 1 or not parameter.numel())
+        ]
 
     @contextmanager
     def closing(self) -> Iterator[Container[torch.Tensor]]:
