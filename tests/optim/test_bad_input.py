@@ -183,8 +183,17 @@ def test_parameter_that_moved(paging: Paging) -> None:
     works_again(optimizer)
 
 
-@pytest.mark.parametrize("key", ["state1", "state2"])
-@pytest.mark.parametrize("position", [0, 2])
+@pytest.mark.parametrize(
+    ("key", "position"),
+    [
+        ("state1", 0),
+        ("state1", 2),
+        ("state2", 0),
+        ("state2", 2),
+        ("absmax1", 0),
+        ("absmax2", 1),
+    ],
+)
 def test_replaced_state_tensor(key: str, position: int, paging: Paging) -> None:
     optimizer = ours("PagedAdamW8bit", parameters(*SHAPES), paging=paging)
     train(optimizer, range(2))

@@ -35,6 +35,7 @@ class Home:
         placed: whether it has a place in the arena; it keeps it while its state is resident.
         block: the device memory that resident state, if it is movable, was made in.
         tensors: ``state1`` and, with two states, ``state2``.
+        scales: ``absmax1`` and ``absmax2``, where there are.
     """
 
     paged: bool
@@ -46,6 +47,7 @@ class Home:
     placed: bool = False
     block: Block | None = None
     tensors: tuple[torch.Tensor, ...] = ()
+    scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
 
 
 def choose_homes(
@@ -130,6 +132,8 @@ def check_homes(
             not state
             or state.get("state1") is not home.tensors[0]
             or state.get("state2") is not (home.tensors[1] if len(home.tensors) > 1 else None)
+            or state.get("absmax1") is not home.scales[0]
+            or state.get("absmax2") is not home.scales[1]
         ):
             raise RuntimeError(
                 f"the state of {_name(active)} was replaced in optimizer.state; change it in "

@@ -132,6 +132,7 @@ class StatePlaces(BitsandbytesOptimizer):
             self._source = None
         state = self.state[parameter]
         home.tensors = tuple(state[key] for key in ("state1", "state2") if key in state)
+        home.scales = state.get("absmax1"), state.get("absmax2")
         self._homes[parameter] = home
         self._reserved.pop(parameter, None)
 
@@ -174,7 +175,9 @@ class StatePlaces(BitsandbytesOptimizer):
                 self._homes, self._reserved, self._engines, self.state = before
                 raise
         for one in saved:
-            checkpoint.fill(self.state[one.parameter], one)
+            state = self.state[one.parameter]
+            checkpoint.fill(state, one)
+            self._homes[one.parameter].scales = state.get("absmax1"), state.get("absmax2")
         for group, loaded in zip(self.param_groups, groups, strict=True):
             group.update(loaded)
         for engine in self._engines.values():
