@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from pageahead import cli
 from pageahead.experiment.evidence import Environment
 from pageahead.experiment.identity import IdentityError
-from pageahead.experiment.oracle import command, pool, records, report
+from pageahead.experiment.oracle import command, pool, process, records, report, worker
 from pageahead.experiment.oracle.case import PAGINGS, parse_case
 from pageahead.experiment.oracle.check import check_group
 from pageahead.experiment.oracle.messages import CheckRequest, ShrinkRequest
@@ -292,3 +293,42 @@ def test_jobs_by_device() -> None:
     assert command._jobs(command.Options(cases=CASES), "cpu") == 0
     assert command._jobs(command.Options(), "cpu") >= 1
     assert 1 <= command._jobs(command.Options(), "cuda") <= 12
+
+
+def test_a_worker_whose_gpu_context_is_gone_does_not_answer(monkeypatch) -> None:
+    """Its case has failed, those behind it go to another process."""
+    failed = CellRecord(
+        run="",
+        case="",
+        family="lion",
+        bits=8,
+        movement="streamed",
+        device="cuda",
+        result="failed",
+        problem="illegal access",
+        steps=5,
+    )
+
+    def gone() -> None:
+        raise RuntimeError("illegal memory access")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", gone)
+    assert worker._broken(failed)
+    assert not worker._broken(failed.model_copy(update={"result": "equal"}))
+    assert not worker._broken(failed.model_copy(update={"device": "cpu"}))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert not worker._broken(failed)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "expected"),
+    [(0, None, [None] * 3), (1, None, [None] * 3), (2, None, ["0", "1", "0"]),
+     (2, "5,7", ["5", "7", "5"])],
+)  # fmt: skip
+def test_workers_take_turns_with_gpus(monkeypatch, gpus, visible, expected) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(process, "_workers", itertools.count())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [process._gpu().get("CUDA_VISIBLE_DEVICES") for _ in expected] == expected

@@ -154,6 +154,18 @@ def test_what_was_never_touched_is_not_fetched(monkeypatch: pytest.MonkeyPatch) 
     optimizer.zero_grad()
 
 
+def test_the_first_guess_at_the_order_may_be_right() -> None:
+    """The plan of the first backward is kept, but not that its state is all zeros."""
+    made = []
+    for kind, extra in ((legacy, {}), (ours, {"paging": Paging(in_backward=True)})):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)))
+        one = kind("PagedAdamW32bit", model.parameters(), lr=1e-2, **extra)
+        train(model, one, ({}, {}))
+        made.append(one)
+    assert_same_bits(made[1], made[0])
+
+
 def test_the_order_is_learned() -> None:
     model = net()
     optimizer = in_backward("PagedAdamW8bit", model)

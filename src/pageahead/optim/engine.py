@@ -230,6 +230,8 @@ class Engine:
         """Fill the ring for the next backward, while forward runs."""
         if self._plan is None or not self._plan[2].in_backward or self._device.capturing():
             return
+        if self._primed_versions is not None:
+            return  # full already: no backward came in between
         self._primed_versions = self._versions()
         self._pipeline.prime(self._plan[1], self._plan[1].depth)
 

@@ -45,7 +45,7 @@ class StatePlaces(BitsandbytesOptimizer):
         unique = list(first.values())
         if not unique:
             return
-        unreserved = {one.parameter for one in unique if one.parameter not in self._reserved}
+        reserved = {one.parameter for one in unique if one.parameter in self._reserved}
         homes, grown = self._reserve_homes(unique)
         try:
             for active, home in zip(unique, homes, strict=True):
@@ -54,9 +54,9 @@ class StatePlaces(BitsandbytesOptimizer):
             for active, home in zip(unique, homes, strict=True):
                 self.state.pop(active.parameter, None)
                 self._homes.pop(active.parameter, None)
-                self._reserved[active.parameter] = home
-                if active.parameter in unreserved:
-                    del self._reserved[active.parameter]
+                self._reserved.pop(active.parameter, None)
+                if active.parameter in reserved:
+                    self._reserved[active.parameter] = home
             for engine in grown:
                 engine.release_last()
             raise
