@@ -84,6 +84,9 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 def assert_same_bits(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> None:
     """Compare the parameters and the whole state of two optimizers bit for bit."""
+    for optimizer in (one, other):
+        if isinstance(optimizer, PagedOptimizer):
+            optimizer.synchronize()
     pairs = zip(unique_parameters(one), unique_parameters(other), strict=True)
     for number, (mine, theirs) in enumerate(pairs):
         assert bits(mine) == bits(theirs), f"parameter {number} differs"
@@ -107,6 +110,8 @@ class Snapshot:
 
     def _take(self) -> dict[str, Any]:
         taken: dict[str, Any] = {}
+        if isinstance(self._optimizer, PagedOptimizer):
+            self._optimizer.synchronize()
         for number, parameter in enumerate(unique_parameters(self._optimizer)):
             taken[f"parameter {number}"] = _image(parameter)
             taken[f"gradient {number}"] = _image(parameter.grad)

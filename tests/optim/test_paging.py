@@ -15,9 +15,16 @@ def test_defaults() -> None:
         strategy="streamed",
         hbm_budget="auto",
         staging=None,
-        write_back="before_return",
+        write_back=None,
         allow_oversubscription=False,
     )
+
+
+def test_write_backs_overlap_by_default_only_in_backward() -> None:
+    assert not Paging().overlaps
+    assert Paging(in_backward=True).overlaps
+    assert Paging(write_back="overlap").overlaps
+    assert not Paging(in_backward=True, write_back="before_return").overlaps
 
 
 def test_is_frozen_and_takes_keywords_only() -> None:

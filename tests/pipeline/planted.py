@@ -125,11 +125,19 @@ PLANTED = (
     ),
     Planted(
         "a parameter listed twice is fetched before it is home again",
-        (("None if chunk.after is None else", "None if True else"),),
+        (("chunk.index if chunk.after is None else chunk.after", "chunk.index"),),
     ),
     Planted(
         "a parameter listed twice waits for the chunk before the right one",
-        (("self._written.get(chunk.after)", "self._written.get(chunk.after - 1)"),),
+        (("None else chunk.after)", "None else chunk.after - 1)"),),
+    ),
+    Planted(
+        "a chunk is fetched before it is home from the step before",
+        (("chunk.index if chunk.after is None else chunk.after", "chunk.after"),),
+    ),
+    Planted(
+        "the second chunk of the same bytes is not waited for in the next step",
+        (("(another or _repeats(plan))", "another"),),
     ),
     # The same slot.
     Planted(
@@ -289,10 +297,32 @@ PLANTED = (
     ),
     Planted(
         "what was sent for in vain is forgotten",
-        (("            if self._flights:\n", "            if False:\n"),),
+        (("        if self._flights:\n", "        if False:\n"),),
     ),
     Planted(
         "new slots are filled while their memory is still in use",
-        (("if plan.ring is not None and plan is not self._plan:", "if False:"),),
+        (("if plan.ring is not None and another:", "if False:"),),
+    ),
+    Planted(
+        "a step forgets which slots the one before has not emptied yet",
+        (
+            (
+                "        self._start()\n        self._open = True\n        self._prime",
+                "        self._start()\n        self._emptied.clear()\n"
+                "        self._open = True\n        self._prime",
+            ),
+        ),
+    ),
+    Planted(
+        "a step that ends forgets what it sent for in vain",
+        (("        self._recall()\n        self._open = False", "        self._open = False"),),
+    ),
+    Planted(
+        "slots that were filled in vain stay full",
+        (("            self._free.extend(flown)\n", ""),),
+    ),
+    Planted(
+        "slots of another plan's ring are taken for free ones",
+        (("if another:\n            self._all_free", "if not self._free:\n            self._all_free"),),
     ),
 )

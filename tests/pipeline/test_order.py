@@ -111,18 +111,31 @@ def test_overlap_returns_without_the_host_waiting() -> None:
     assert not [line for line in log if line.startswith("host")]
 
 
-def test_next_step_fetches_after_the_last_one_wrote_back() -> None:
+def test_next_step_waits_for_each_slot_and_each_chunk_by_itself() -> None:
     device = LazyDevice(0)
     plan = streamed(device, [0, 1, 2], slots=2)
     pipeline = Pipeline(device, fetch="fetch", overlap=True)
     run(device, pipeline, plan)
     log = run(device, pipeline, plan)
-    assert log[2:6] == [
-        "fetch: waits for write_back 3",  # every slot is empty, every byte at home
-        "fetch: copies arena 0 to slot 0",
+    assert log[2:10] == [
+        "fetch: waits for write_back 2",  # slot 1 is empty
+        "fetch: waits for write_back 1",  # chunk 0 is at home
+        "fetch: copies arena 0 to slot 1",
         "fetch: records 4",
-        "fetch: copies arena 1 to slot 1",
+        "fetch: waits for write_back 3",
+        "fetch: waits for write_back 2",
+        "fetch: copies arena 1 to slot 0",
+        "fetch: records 5",
     ]
+
+
+def test_next_step_waits_for_everything_where_a_parameter_is_listed_twice() -> None:
+    device = LazyDevice(0)
+    plan = streamed(device, [0, 1, 0], slots=3)
+    pipeline = Pipeline(device, fetch="fetch", overlap=True)
+    run(device, pipeline, plan)
+    log = run(device, pipeline, plan)
+    assert log.index("fetch: waits for write_back 3") < log.index("fetch: copies arena 0 to slot 0")
 
 
 def test_changed_plan_fetches_after_the_last_write_back() -> None:
@@ -310,14 +323,14 @@ def test_another_plan_than_the_primed_one_starts_anew() -> None:
     assert fetched == ["fetch: copies arena 1 to slot 0", "fetch: copies arena 2 to slot 1"]
 
 
-def test_priming_waits_for_overlapped_write_backs() -> None:
+def test_priming_another_plan_waits_for_overlapped_write_backs() -> None:
     device = LazyDevice(0)
-    plan = streamed(device, [0, 1, 2], slots=2)
     pipeline = Pipeline(device, fetch="fetch", overlap=True)
-    run(device, pipeline, plan)
+    run(device, pipeline, streamed(device, [0, 1, 2], slots=2))
+    another = streamed(device, [0, 1, 2], slots=2)
     before = len(device.log)
-    pipeline.prime(plan)
-    assert device.log[before] == "fetch: waits for write_back 3"
+    pipeline.prime(another)
+    assert "fetch: waits for write_back 3" in device.log[before : before + 3]
 
 
 def test_abandoning_waits_for_what_was_primed_and_for_nothing_else() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pageahead.experiment.evidence import Comparison
+from pageahead.optim.paged import PagedOptimizer
 
 __all__ = ["compare"]
 
@@ -19,6 +20,8 @@ def compare(legacy: torch.optim.Optimizer, candidate: torch.optim.Optimizer) -> 
 
     Tensors are compared as raw bytes: two NaNs are equal when their bits are, 0.0 and -0.0 are not.
     """
+    if isinstance(candidate, PagedOptimizer):
+        candidate.synchronize()  # it may still be writing state back
     tensors = nbytes = 0
     differences: list[str] = []
     for number, (theirs, ours) in enumerate(

@@ -74,7 +74,7 @@ class Engine:
         self._pipeline = Pipeline(
             device,
             fetch="fetch" if streamed else "prefetch",
-            overlap=paging.write_back == "overlap",
+            overlap=paging.overlaps,
         )
         self.mode = Mode(paging.strategy)
         """How the last step moved paged state."""

@@ -274,11 +274,20 @@ class PagedOptimizer(StatePlaces):
 
     # --- checkpoints --------------------------------------------------------------------------
 
+    def synchronize(self) -> None:
+        """Wait until all state is complete where it lives.
+
+        Call it before you read or change ``optimizer.state[...]`` itself, where write-backs go on
+        after `step` (see `Paging`); `state_dict` does.
+        """
+        self._check_process("synchronize()")
+        for engine in self._engines.values():
+            engine.settle()
+
     def state_dict(self) -> dict[str, Any]:
         """bitsandbytes' state dict. Waits for write-backs first; its tensors are the live state."""
         self._check_process("state_dict()")
-        for engine in self._engines.values():
-            engine.settle()
+        self.synchronize()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
@@ -298,8 +307,7 @@ class PagedOptimizer(StatePlaces):
     def _adopt_state(
         self, saved: Sequence[checkpoint.Saved], groups: Sequence[dict[str, Any]]
     ) -> None:
-        for engine in self._engines.values():
-            engine.settle()
+        self.synchronize()
         if self._backward is not None:
             self._backward.state_loaded()
         super()._adopt_state(saved, groups)

@@ -75,7 +75,9 @@ class Paging:
             two steps.
         staging: bytes of device memory for the ring; None chooses it from the state's size.
         write_back: ``before_return`` (everything is complete when `step` returns) or ``overlap``
-            (state may still be on its way home; `state_dict` waits for it).
+            (state may still be on its way home; `state_dict` waits for it). None chooses
+            ``overlap`` with `in_backward`, so that state goes home beside the next forward, and
+            ``before_return`` otherwise.
         in_backward: update each parameter as soon as backward has its gradient; `step` finishes
             what is left. Only ``streamed``.
         free_grads: with `in_backward`, free each gradient once its parameter is updated.
@@ -90,16 +92,15 @@ class Paging:
     hbm_budget: int | float | str = _setting("hbm_budget", "auto", _parse_budget)
     hbm_reserve: int = _setting("hbm_reserve", DEFAULT_RESERVE, int)
     staging: int | None = _setting("staging", None, int)
-    write_back: str = _setting(
-        "write_back", "before_return", _parse_choice("write_back", WRITE_BACKS)
-    )
+    write_back: str | None = _setting("write_back", None, _parse_choice("write_back", WRITE_BACKS))
     in_backward: bool = _setting("in_backward", False, _parse_bool)
     free_grads: bool = _setting("free_grads", False, _parse_bool)
     allow_oversubscription: bool = _setting("allow_oversubscription", False, _parse_bool)
 
     def __post_init__(self) -> None:
         _one_of("strategy", self.strategy, STRATEGIES)
-        _one_of("write_back", self.write_back, WRITE_BACKS)
+        if self.write_back is not None:
+            _one_of("write_back", self.write_back, WRITE_BACKS)
         self._check_budget()
         if self.staging is not None:
             if isinstance(self.staging, bool) or not isinstance(self.staging, int):
@@ -142,6 +143,11 @@ class Paging:
             )
         elif budget < 0:
             raise ValueError(f"Paging.hbm_budget={budget}: bytes cannot be negative")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether state may still be on its way home when `step` returns."""
+        return self.write_back == "overlap" or (self.write_back is None and self.in_backward)
 
     def budget_bytes(self, state_bytes: int) -> int:
         """Bytes of state that may stay on the device, of `state_bytes` that could be paged."""

@@ -80,6 +80,10 @@ class Pipeline:
         self._last_written: Event | None = None
         """The write-back stream runs in order: this event stands for every byte written so far."""
         self._last_updated: Event | None = None
+        # The next three outlive a step, for the next one of the same plan.
+        self._free: deque[Slot] = deque()
+        self._emptied: dict[int, Event] = {}  # by slot
+        self._written: dict[int, Event] = {}  # by chunk
         self._start()
 
     def _start(self) -> None:
@@ -88,9 +92,6 @@ class Pipeline:
         self._next = 0
         self._flights: dict[int, _Flight] = {}
         self._advanced: set[int] = set()
-        self._free: deque[Slot] = deque()
-        self._emptied: dict[int, Event] = {}  # by slot
-        self._written: dict[int, Event] = {}  # by chunk
 
     @property
     def is_open(self) -> bool:
@@ -114,9 +115,7 @@ class Pipeline:
     def begin(self, plan: Plan, update: Update) -> None:
         """Open a step: order updates after the caller's work, and send for the first chunks."""
         if plan is not self._primed:
-            if self._flights:
-                # fetch → compute: what was sent for in vain has come. Nothing outlives its step.
-                self._compute.wait(self._fetch.record())
+            self._recall()
             self._start()
         self._open = True
         self._update = update
@@ -126,17 +125,34 @@ class Pipeline:
             self._prime(plan, EARLY)
 
     def _prime(self, plan: Plan, most: int) -> None:
-        if plan.ring is not None and plan is not self._plan:
+        another = plan is not self._plan
+        if plan.ring is not None and another:
             # compute → fetch, new slots: their memory comes from the compute stream's pool, where
             # whoever had it before may not be done with it.
             self._fetch.wait(self._compute.record())
-        if self._last_written is not None:
-            # write-back → fetch, across steps: every slot is empty and every byte is home.
+        if self._last_written is not None and (another or _repeats(plan)):
+            # write-back → fetch, across plans: every slot is empty and every byte is home. Within
+            # one plan each slot and each chunk is waited for by itself, in `_send_for`.
             self._fetch.wait(self._last_written)
+        if another:
+            self._all_free(plan)
         self._plan = self._primed = plan
-        if plan.ring is not None:
-            self._free.extend(plan.ring.slots)
         self._fetch_ahead(plan, min(most, plan.depth))
+
+    def _all_free(self, plan: Plan | None) -> None:
+        """Nothing is in a slot or on its way home, or whatever is has been waited for."""
+        self._free = deque(plan.ring.slots if plan is not None and plan.ring is not None else ())
+        self._emptied.clear()
+        self._written.clear()
+
+    def _recall(self) -> None:
+        """Free the slots of chunks that were sent for and not updated."""
+        if self._flights:
+            # fetch → compute: what was sent for in vain has come. Nothing outlives its step.
+            self._compute.wait(self._fetch.record())
+            flown = [flight.slot for flight in self._flights.values() if flight.slot is not None]
+            self._free.extend(flown)
+            self._flights.clear()
 
     def advance(self, chunk: Chunk, *, ready: Event | None = None) -> None:
         """Update one chunk, send it home and send for the next.
@@ -191,6 +207,7 @@ class Pipeline:
         if not self._overlap:
             # compute, write-back → host: the completed-step contract. Any stream may read now.
             self._complete()
+        self._recall()
         self._open = False
         self._start()
 
@@ -204,6 +221,7 @@ class Pipeline:
             with suppress(Exception):
                 self._device.drain()
             self._last_written = self._last_updated = None  # an event may carry the failure
+            self._all_free(self._plan)
         self._open = False
         self._start()
 
@@ -223,6 +241,8 @@ class Pipeline:
             # write-back → host: the arena is complete.
             self._last_written.synchronize()
             self._last_written = None
+            self._emptied.clear()
+            self._written.clear()
 
     def _fetch_ahead(self, plan: Plan, depth: int) -> None:
         while self._next < len(plan.chunks) and len(self._flights) < depth:
@@ -240,9 +260,10 @@ class Pipeline:
         if emptied is not None:
             # write-back → fetch, same slot: what it held has left it.
             stream.wait(emptied)
-        written = None if chunk.after is None else self._written.get(chunk.after)
+        written = self._written.get(chunk.index if chunk.after is None else chunk.after)
         if written is not None:
-            # write-back → fetch, same bytes: a parameter listed twice is home again.
+            # write-back → fetch, same bytes: they are home again, from the step before or, of a
+            # parameter listed twice, from its first update.
             stream.wait(written)
         if slot is not None and chunk.index in plan.fresh:
             plan.transfer.clear(slot, chunk.nbytes, stream=stream)
@@ -259,3 +280,8 @@ class Pipeline:
         written = self._write_back.record()
         self._emptied[slot.index] = self._written[chunk.index] = self._last_written = written
         self._free.append(slot)
+
+
+def _repeats(plan: Plan) -> bool:
+    """Whether several chunks hold the same bytes: a parameter is listed twice."""
+    return any(chunk.after is not None for chunk in plan.chunks)

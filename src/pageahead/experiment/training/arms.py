@@ -184,7 +184,6 @@ def _optimizer(spec: ArmSpec, cell: TrainingCell, parameters: list[torch.nn.Para
     paging = pageahead.Paging(
         strategy="streamed",
         hbm_budget=spec.budget,
-        write_back="before_return",
         in_backward=spec.way == "during",
         free_grads=False,
     )

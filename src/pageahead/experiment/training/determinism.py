@@ -24,7 +24,8 @@ def repeatable(device: torch.device) -> Iterator[None]:
     fill = filling.fill_uninitialized_memory
     workspace = os.environ.get(CUBLAS)
     os.environ[CUBLAS] = ":4096:8"  # read by cuBLAS when it starts
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Not `warn_only`: flash attention would take that as leave to be non-deterministic.
+    torch.use_deterministic_algorithms(True)
     # It would write every new activation once more, which is time that no training run spends.
     filling.fill_uninitialized_memory = False
     try:
