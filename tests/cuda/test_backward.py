@@ -98,9 +98,7 @@ def test_freed_gradients_lower_the_peak() -> None:
     for free_grads in (False, True):
         model = net(torch.bfloat16, 40)
         # A gradient is freed with the last of its chunk: small ones, of about one parameter each.
-        paging = Paging(
-            in_backward=True, free_grads=free_grads, hbm_budget=0, staging=8 << 20
-        )
+        paging = Paging(in_backward=True, free_grads=free_grads, hbm_budget=0, staging=8 << 20)
         optimizer = pageahead.PagedAdamW8bit(model.parameters(), paging=paging)
         train(model, optimizer, 2)
         torch.cuda.synchronize()

@@ -323,6 +323,11 @@ PLANTED = (
     ),
     Planted(
         "slots of another plan's ring are taken for free ones",
-        (("if another:\n            self._all_free", "if not self._free:\n            self._all_free"),),
+        (
+            (
+                "if another:\n            self._all_free",
+                "if not self._free:\n            self._all_free",
+            ),
+        ),
     ),
 )
