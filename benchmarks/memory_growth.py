@@ -25,28 +25,25 @@ import torch
 
 from pageahead.experiment.environment import describe
 from pageahead.experiment.identity import identify
-from pageahead.experiment.training.gpt import GPT, shape_for
+from pageahead.experiment.training.gpt import GPT, Shape, shape_for
 
 SEQUENCES = 4
 LONGEST = 2048
-STEPS = 16
+STEPS = 12
 
 
-def train(parameters: int, shortest: int, seed: int) -> dict[str, Any]:
+def train(model: GPT, shape: Shape, shortest: int, seed: int) -> dict[str, Any]:
     """Train over lengths from `shortest` to `LONGEST`; return how much the memory in use grew."""
     gc.collect()
     torch.cuda.empty_cache()
-    device = torch.device("cuda", torch.cuda.current_device())
-    shape = shape_for(parameters)
-    model = GPT(shape, device, seed)
-    optimizer = bitsandbytes.optim.AdamW8bit(model.parameters(), lr=1e-4)
+    optimizer = bitsandbytes.optim.AdamW8bit(model.parameters(), lr=1e-5)
     lengths = random.Random(seed)
     used = []
     activations = 0
     first = 0
     for step in range(STEPS):
         length = lengths.randint(shortest, LONGEST)
-        text = torch.randint(shape.vocabulary, (SEQUENCES, length + 1), device=device)
+        text = torch.randint(shape.vocabulary, (SEQUENCES, length + 1), device="cuda")
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         model(text).backward()
@@ -69,7 +66,7 @@ def train(parameters: int, shortest: int, seed: int) -> dict[str, Any]:
         "growth_bytes": growth,
         "activation_bytes": activations,
         "share_of_activations": growth / activations,
-        "grew_last_at_step": 1 + max(n for n, now in enumerate(used) if now >= max(used)),
+        "grew_last_at_step": 1 + used.index(max(used)),
     }
 
 
@@ -79,11 +76,16 @@ def main() -> None:
     out = parser.parse_args().out
     rows = []
     for parameters in (350_000_000, 1_340_000_000):
-        rows.append(train(parameters, LONGEST, 0))
-        for seed in range(4):
-            rows += [train(parameters, shortest, seed) for shortest in (1792, 1024)]
-    for row in rows:
-        print(json.dumps(row))
+        shape = shape_for(parameters)
+        model = GPT(shape, torch.device("cuda", torch.cuda.current_device()), 0)
+        runs = [
+            (LONGEST, 0),
+            *((shortest, seed) for shortest in (1792, 1024) for seed in (0, 1, 2)),
+        ]
+        for shortest, seed in runs:
+            rows.append(train(model, shape, shortest, seed))
+            print(json.dumps(rows[-1]), flush=True)
+        del model
     if out is not None:
         run = datetime.now(timezone.utc).isoformat()
         environment = describe(identify("cuda"), run=run, argv=sys.argv[1:], link=None)

@@ -23,6 +23,7 @@ from pageahead.device.cuda import CudaDevice
 from pageahead.memory.layout import Chunk
 from pageahead.memory.ring import Slot
 from pageahead.optim import engine
+from pageahead.optim.backward import BackwardUpdates
 from pageahead.optim.engine import Engine
 from pageahead.optim.plan import StepPlan
 from tests.pipeline.scenarios import (
@@ -179,6 +180,7 @@ class PoisonedLoop:
                 hooks.arrive(self._parameters[position])
                 if action.saves and 2 * count == len(action.backward):
                     self._optimizer.state_dict()
+                    self.seen[-1].append(self._updated_state(hooks))
         stream.wait_stream(theirs)  # autograd's own duty
 
     def _give(self, number: int, position: int) -> None:
@@ -202,6 +204,19 @@ class PoisonedLoop:
         return {
             f"parameter {number}": parameter.detach().clone()
             for number, parameter in enumerate(self._parameters)
+        }
+
+    def _updated_state(self, hooks: BackwardUpdates) -> Snapshot:
+        """State of what backward has updated so far; what is on the device, by this stream."""
+        wave = hooks._wave
+        assert wave is not None
+        done = [n for n, one in enumerate(self._parameters) if one in wave.updated]
+        assert done
+        return {
+            f"{key} of {number}": value.detach().clone()
+            for number in done
+            for key, value in self._optimizer.state[self._parameters[number]].items()
+            if isinstance(value, torch.Tensor)
         }
 
     def _paged_state(self) -> Snapshot:

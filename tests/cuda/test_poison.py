@@ -34,8 +34,8 @@ HIDDEN = {
         "schedule, not an order that results depend on"
     ),
     "lookahead looks two ahead": "a schedule; managed memory is coherent however it is prefetched",
-    "begin: self._compute.wait(self._fetch.record()) left out": _IN_VAIN,
-    "begin: self._fetch.record() of nothing": _IN_VAIN,
+    "_recall: self._compute.wait(self._fetch.record()) left out": _IN_VAIN,
+    "_recall: self._fetch.record() of nothing": _IN_VAIN,
     "what was sent for in vain is forgotten": _IN_VAIN,
     "a slot is free as soon as it is filled": _ONE_ORDER,
     "the last write-back is known only until the plan changes": (

@@ -104,7 +104,6 @@ class BackwardUpdates:
         finally:
             self._accumulating -= 1
 
-    @torch.no_grad()
     def arrive(self, parameter: torch.Tensor) -> None:
         """Called by autograd when the gradient of a parameter is complete."""
         optimizer = self._optimizer()
@@ -113,23 +112,24 @@ class BackwardUpdates:
         if parameter.grad is None:
             return  # an earlier hook took it: nothing to update by
         optimizer._check_process("backward()")  # also where the fork came after the first gradient
-        with self._lock:
+        with self._lock, torch.set_grad_enabled(False):
             wave = self._wave or self._open(optimizer)
             if wave.problem:
                 return
-            if parameter in wave.arrived:
+            if id(parameter) in wave.arrived:
                 wave.problem = (
                     "backward ran a second time before step(). Wrap every backward but the last "
                     "in optimizer.accumulate(), and call step() and zero_grad() after that"
                 )
                 return
-            wave.arrived[parameter] = None
+            wave.arrived[id(parameter)] = parameter
             lane = wave.lanes.get(parameter.device)
-            if lane is None or parameter not in lane.active_of:
+            expected = None if lane is None else lane.expected.get(id(parameter))
+            if lane is None or expected is None:
                 return  # not expected: `step` updates it
             try:
-                self._prepare(optimizer, lane.active_of[parameter])
-                for chunk in lane.ready(parameter):
+                self._prepare(optimizer, expected.active)
+                for chunk in lane.ready(expected):
                     lane.engine.update(chunk)
                     for one in lane.updated(chunk):
                         wave.updated[one] = self._done(optimizer, lane.engine, one)
@@ -343,10 +343,10 @@ class BackwardUpdates:
         raise error
 
     def _learn(self, wave: Wave) -> None:
-        expected = {active.parameter for lane in wave.lanes.values() for active in lane.actives}
+        expected = {number for lane in wave.lanes.values() for number in lane.expected}
         as_expected = all(lane.in_order for lane in wave.lanes.values())
         if self._order is None or not as_expected or expected != wave.arrived.keys():
-            self._order = list(wave.arrived)
+            self._order = list(wave.arrived.values())
 
     def _edited(self, wave: Wave) -> str:
         edited = [

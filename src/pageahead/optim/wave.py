@@ -12,7 +12,22 @@ from pageahead.memory.layout import Chunk
 from pageahead.optim.active import Active
 from pageahead.optim.engine import Engine
 
-__all__ = ["Lane", "Mark", "Wave", "is_placeholder", "placeholder"]
+__all__ = ["Expected", "Lane", "Mark", "Wave", "is_placeholder", "placeholder"]
+
+
+@dataclass(eq=False, slots=True)
+class Expected:
+    """A parameter whose gradient is expected.
+
+    Attributes:
+        active: its place.
+        chunks: indices of those with a part of its state, in order.
+        left: how many of these are not updated.
+    """
+
+    active: Active
+    chunks: list[int] = field(default_factory=list)
+    left: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -23,10 +38,9 @@ class Lane:
         engine: of the device.
         actives: the parameters that are expected, in the plan's order.
         chunks: the plan's.
-        missing: for each chunk the parameters whose gradient has not arrived.
-        chunks_of: for each parameter the chunks with a part of its state, in order.
-        left: for each parameter how many of these are not updated.
-        active_of: for each parameter its place.
+        members: for each chunk the parameters with a part in it.
+        missing: for each chunk how many of these have no gradient yet.
+        expected: by ``id(parameter)``, which costs a hook less time than the hash of a tensor.
         last: index of the chunk updated last, of those that travel.
         in_order: whether they came in the plan's order so far.
     """
@@ -34,28 +48,28 @@ class Lane:
     engine: Engine
     actives: list[Active]
     chunks: Sequence[Chunk] = ()
-    missing: list[set[torch.Tensor]] = field(default_factory=list)
-    chunks_of: dict[torch.Tensor, list[int]] = field(default_factory=dict)
-    left: dict[torch.Tensor, int] = field(default_factory=dict)
-    active_of: dict[torch.Tensor, Active] = field(default_factory=dict)
+    members: list[list[Expected]] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    expected: dict[int, Expected] = field(default_factory=dict)
     last: int = -1
     in_order: bool = True
 
     def expect(self, chunks: Sequence[Chunk]) -> None:
         self.chunks = chunks
-        for active in self.actives:
-            self.active_of[active.parameter] = active
+        everyone = [Expected(active) for active in self.actives]
+        self.expected = {id(one.active.parameter): one for one in everyone}
         for chunk in chunks:
-            parameters = [self.actives[part.item].parameter for part in chunk.slices]
-            self.missing.append(set(parameters))
-            for parameter in dict.fromkeys(parameters):
-                self.chunks_of.setdefault(parameter, []).append(chunk.index)
-        self.left = {parameter: len(chunks) for parameter, chunks in self.chunks_of.items()}
+            members = [everyone[item] for item in dict.fromkeys(part.item for part in chunk.slices)]
+            self.members.append(members)
+            self.missing.append(len(members))
+            for one in members:
+                one.chunks.append(chunk.index)
+                one.left += 1
 
-    def ready(self, parameter: torch.Tensor) -> Iterator[Chunk]:
+    def ready(self, arrived: Expected) -> Iterator[Chunk]:
         """The chunks that wait for nothing any more now that this gradient is there."""
-        for index in self.chunks_of[parameter]:
-            self.missing[index].discard(parameter)
+        for index in arrived.chunks:
+            self.missing[index] -= 1
             if not self.missing[index]:
                 chunk = self.chunks[index]
                 if chunk.nbytes:
@@ -65,10 +79,10 @@ class Lane:
 
     def updated(self, chunk: Chunk) -> Iterator[torch.Tensor]:
         """The parameters that are done now that this chunk is."""
-        for parameter in dict.fromkeys(self.actives[part.item].parameter for part in chunk.slices):
-            self.left[parameter] -= 1
-            if not self.left[parameter]:
-                yield parameter
+        for one in self.members[chunk.index]:
+            one.left -= 1
+            if not one.left:
+                yield one.active.parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,7 @@ class Wave:
     Attributes:
         lanes: by device.
         groups: the parameter groups' hyperparameters when it opened.
-        arrived: parameters whose hook has fired, in that order.
+        arrived: parameters whose hook has fired, by ``id``, in that order.
         updated: those of them that are updated, with their gradients.
         problem: what went wrong first; nothing more is updated then, and no step follows.
         finished: whether the engines are closed.
@@ -94,7 +108,7 @@ class Wave:
 
     lanes: dict[torch.device, Lane]
     groups: list[dict[str, Any]]
-    arrived: dict[torch.Tensor, None] = field(default_factory=dict)
+    arrived: dict[int, torch.Tensor] = field(default_factory=dict)
     updated: dict[torch.Tensor, Mark] = field(default_factory=dict)
     problem: str = ""
     finished: bool = False
