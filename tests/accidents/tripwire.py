@@ -199,7 +199,7 @@ def replay(
 
     for parameter, start, stop, step in launches.done:
         number = place[parameter]
-        active = Active(twins[number], group, 0, number, state_of(number))
+        active = Active(twins[number], group, 0, number, state=state_of(number))
         active.config, active.step = expected.get_config(0, number, group), step
         with torch.no_grad():
             update.launch(expected.optimizer_name, active, _views(active, start, stop))

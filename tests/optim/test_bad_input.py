@@ -15,7 +15,7 @@ from pageahead.device.cpu import CpuDevice
 from pageahead.memory import host
 from pageahead.memory.host import HostMemoryError
 from pageahead.optim import homes as homes_module
-from pageahead.optim.active import collect
+from pageahead.optim.active import Listing, collect
 from pageahead.optim.compat import check_bitsandbytes
 from pageahead.optim.paged import PagedOptimizer
 from tests.support import (
@@ -152,7 +152,7 @@ def test_gradient_that_does_not_belong_to_its_parameter(gradient: torch.Tensor, 
 
     parameter = torch.zeros(4).as_subclass(Parameter)
     with pytest.raises(ValueError, match=rf"parameter 0 of group 0 \(shape \(4,\).* {says}"):
-        collect([{"params": [parameter]}])
+        collect(Listing().of([{"params": [parameter]}]))
 
 
 def test_parameters_on_another_kind_of_device(paging: Paging) -> None:

@@ -10,6 +10,7 @@ from bitsandbytes.optim.optimizer import MockArgs
 
 from pageahead import Paging, Route
 from pageahead.device.cpu import CpuDevice
+from pageahead.optim.active import Active
 from pageahead.optim.engine import Engine, Mode
 from pageahead.optim.homes import Home
 from pageahead.optim.paged import PagedOptimizer
@@ -190,9 +191,10 @@ def test_other_strategies_do_not_ask_for_concurrent_access(
 def test_lookahead_over_several_devices_is_sequential() -> None:
     engine = Engine(cpu_device(), "adam", Paging(strategy="lookahead"))
     shape = state_shape("adam", torch.float32, 120_000)
-    homes = [Home(True, LARGE, shape, CPU), Home(True, LARGE, shape, CPU)]
-    assert engine._mode_for(homes, several_devices=False) == Mode("lookahead")
-    assert engine._mode_for(homes, several_devices=True) == Mode(
+    home = Home(True, LARGE, shape, CPU)
+    actives = [Active(torch.empty(0), {}, 0, number, home) for number in range(2)]
+    assert engine._mode_for(actives, several_devices=False) == Mode("lookahead")
+    assert engine._mode_for(actives, several_devices=True) == Mode(
         "sequential", "parameters are on several devices"
     )
 

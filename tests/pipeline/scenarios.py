@@ -243,6 +243,7 @@ def _both(name: str, *actions: Action, **settings: Any) -> tuple[Scenario, Scena
 _CHANGING = (Step(), Step((1, 2, 5)), Step((2, 3)), Step((0, 1, 2, 3, 5)), Step(), Step((4, 5)))
 _WITH_CHECKPOINT = (Step(), Step(), Save(), Step(), Load(), Step((0, 2, 3)), Step())
 _DOWN = (5, 4, 3, 2, 1, 0)
+_RESIDENT = (4, 3, 2, 5, 1, 0)  # a resident one's update is the last before `saves`
 _BACKWARD = (
     Step(backward=_DOWN),
     Step(backward=_DOWN),
@@ -285,8 +286,8 @@ SCENARIOS = (
     *_both("backward elsewhere", Step(backward=_DOWN, backward_on="side"),
            Step(backward=_DOWN, backward_on="side"), Step(), in_backward=True, free_grads=True,
            **_WIDE),
-    *_both("backward, checkpoint", Step(backward=_DOWN, saves=True), Save(),
-           Step(backward=_DOWN, saves=True), Load(), Step(backward=_DOWN), in_backward=True,
+    *_both("backward, checkpoint", Step(backward=_RESIDENT, saves=True), Save(),
+           Step(backward=_RESIDENT, saves=True), Load(), Step(backward=_DOWN), in_backward=True,
            **_WIDE),
     *_both("backward, budget", Step(backward=_DOWN), Step(backward=_DOWN), Step(backward=_DOWN),
            in_backward=True, hbm_budget=0.5, optimizer="PagedAdEMAMix32bit", chunk=16_384),

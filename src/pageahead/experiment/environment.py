@@ -51,12 +51,15 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
 
     Only those: evidence that is being written into the same repository changes nothing measured.
 
-    Where the code was copied without its repository, the commit is what the variable
-    ``PAGEAHEAD_COMMIT`` says, and whether it was changed since is unknown.
+    Where the code was copied without its repository, or into another state of it, the variable
+    ``PAGEAHEAD_COMMIT`` says the commit, and whether it was changed since is unknown;
+    `source_sha256` tells.
     """
+    if COMMIT_VARIABLE in os.environ:
+        return os.environ[COMMIT_VARIABLE], None
     # A virtual environment may lie inside somebody else's repository: the file must be tracked.
     if _run("git", "-C", str(folder), "ls-files", "--error-unmatch", "_version.py") is None:
-        return os.environ.get(COMMIT_VARIABLE), None
+        return None, None
     commit = _run("git", "-C", str(folder), "rev-parse", "HEAD")
     changes = _run("git", "-C", str(folder), "status", "--porcelain", ".")
     return commit, None if changes is None else bool(changes)

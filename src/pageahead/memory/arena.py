@@ -13,6 +13,7 @@ import mmap
 import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 
@@ -55,6 +56,9 @@ class Arena:
         # A forked child (a DataLoader worker) gets none of it: a copy-on-write of page-locked
         # memory would silently part the addresses that the GPU and this process see.
         pages.madvise(mmap.MADV_DONTFORK)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel without them: small pages, which take longer to make
+                pages.madvise(mmap.MADV_HUGEPAGE)
         segment = torch.frombuffer(pages, dtype=torch.uint8)
         _touch(segment.data_ptr(), nbytes)
         if self._device.pin(segment.data_ptr(), nbytes):

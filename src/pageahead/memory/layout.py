@@ -3,7 +3,8 @@
 A parameter's state is a few **state tensors** (``state1``, ``state2``), each of one or two **rows**
 of as many elements as the parameter has (AdEMAMix keeps two moments in ``state1``). In the arena
 the state tensors of consecutive parameters lie back to back, and a slot holds a chunk in the very
-same arrangement; so a run of whole parameters is one contiguous copy. A parameter too large for a
+same arrangement, in whatever order the parameters are updated; so a run of whole parameters is one
+contiguous copy. A parameter too large for a
 chunk is cut at multiples of 256 elements, bitsandbytes' 8-bit block, and each slice takes one copy,
 of two dimensions.
 """
@@ -144,12 +145,12 @@ def cut(
         whole = pack(item.state, numel)[1]
         if limit == 0 or whole <= limit:
             joins = plan.nbytes + whole <= target and item.identity not in plan.holds
-            if plan.pieces and not joins:
+            if plan.moving and not joins:
                 plan.close()
             after = plan.holder.get(item.identity)
             plan.move(number, item, 0, numel, after)
             continue
-        if plan.pieces:
+        if plan.moving:
             plan.close()
         after = plan.holder.get(item.identity)
         size = _slice_elements(item.state, target, limit)
@@ -172,31 +173,17 @@ class _Plan:
 
     def _start(self) -> None:
         self.slices: list[Slice] = []
-        self.pieces: list[Piece] = []
+        self.moving: list[tuple[int, Item]] = []
+        """Where in `slices` those are that travel, and what they are of."""
         self.holds: set[int] = set()
         self.nbytes = 0
         self.after: int | None = None
 
     def move(self, number: int, item: Item, start: int, stop: int, after: int | None) -> None:
-        assert item.offset is not None
-        state = item.state
-        offsets, end = pack(state, stop - start, self.nbytes)
-        sources, _ = pack(state, state.numel, item.offset)
-        self.slices.append(Slice(number, start, stop, offsets))
-        rows = [
-            Piece(
-                source + (row * state.numel + start) * itemsize,
-                slot + row * (stop - start) * itemsize,
-                (stop - start) * itemsize,
-            )
-            for (count, itemsize), source, slot in zip(state.tensors, sources, offsets, strict=True)
-            for row in range(count)
-        ]
-        whole = stop - start == state.numel
-        for piece in rows if whole else _stacked(rows):
-            self._copy(piece)
+        self.moving.append((len(self.slices), item))
+        self.slices.append(Slice(number, start, stop, ()))
         self.holds.add(item.identity)
-        self.nbytes = end
+        self.nbytes = pack(item.state, stop - start, self.nbytes)[1]
         if after is not None:
             self.after = after if self.after is None else max(after, self.after)
 
@@ -204,23 +191,49 @@ class _Plan:
         """A chunk that goes nowhere, beside the one that is being filled."""
         self.chunks.append(Chunk(len(self.chunks), (part,), (), 0))
 
-    def _copy(self, piece: Piece) -> None:
-        if self.pieces and self.pieces[-1].rows == piece.rows == 1:
-            last = self.pieces[-1]
-            gap = piece.slot - (last.slot + last.nbytes)
-            # Padding between state tensors is the same on both sides: it travels along.
-            if 0 <= gap < ALIGNMENT and piece.arena - (last.arena + last.nbytes) == gap:
-                self.pieces[-1] = Piece(last.arena, last.slot, last.nbytes + gap + piece.nbytes)
-                return
-        self.pieces.append(piece)
-
     def close(self) -> None:
-        chunk = Chunk(
-            len(self.chunks), tuple(self.slices), tuple(self.pieces), self.nbytes, self.after
-        )
+        pieces: list[Piece] = []
+        end = 0
+        # In the arena's order, which need not be the step's: backward goes the other way.
+        for place, item in sorted(self.moving, key=lambda one: one[1].offset or 0):
+            part = self.slices[place]
+            offsets, end = pack(item.state, part.stop - part.start, end)
+            self.slices[place] = Slice(part.item, part.start, part.stop, offsets)
+            for piece in _pieces(item, part.start, part.stop, offsets):
+                _join(pieces, piece)
+        chunk = Chunk(len(self.chunks), tuple(self.slices), tuple(pieces), self.nbytes, self.after)
         self.chunks.append(chunk)
         self.holder.update(dict.fromkeys(self.holds, chunk.index))
         self._start()
+
+
+def _pieces(item: Item, start: int, stop: int, offsets: Sequence[int]) -> list[Piece]:
+    """The copies of elements ``[start, stop)`` to those offsets in the slot."""
+    assert item.offset is not None
+    state = item.state
+    sources, _ = pack(state, state.numel, item.offset)
+    rows = [
+        Piece(
+            source + (row * state.numel + start) * itemsize,
+            slot + row * (stop - start) * itemsize,
+            (stop - start) * itemsize,
+        )
+        for (count, itemsize), source, slot in zip(state.tensors, sources, offsets, strict=True)
+        for row in range(count)
+    ]
+    return rows if stop - start == state.numel else _stacked(rows)
+
+
+def _join(pieces: list[Piece], piece: Piece) -> None:
+    """Append a copy, to the last one if it goes on where that ends."""
+    if pieces and pieces[-1].rows == piece.rows == 1:
+        last = pieces[-1]
+        gap = piece.slot - (last.slot + last.nbytes)
+        # Padding between state tensors is the same on both sides: it travels along.
+        if 0 <= gap < ALIGNMENT and piece.arena - (last.arena + last.nbytes) == gap:
+            pieces[-1] = Piece(last.arena, last.slot, last.nbytes + gap + piece.nbytes)
+            return
+    pieces.append(piece)
 
 
 def _stacked(rows: list[Piece]) -> list[Piece]:

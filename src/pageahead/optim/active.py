@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from operator import is_
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-__all__ = ["Active", "GetConfig", "check", "collect", "make_contiguous"]
+if TYPE_CHECKING:
+    from pageahead.optim.homes import Home
 
+__all__ = ["Active", "GetConfig", "Listing", "check", "collect", "make_contiguous"]
+
+STRIDED = torch.strided
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 GetConfig = Callable[[int, int, Mapping[str, Any]], Mapping[str, Any]]
@@ -18,12 +24,13 @@ GetConfig = Callable[[int, int, Mapping[str, Any]], Mapping[str, Any]]
 
 @dataclass(slots=True)
 class Active:
-    """One listing of a parameter that has a gradient. Lives for one step.
+    """One listing of a parameter, and what a step knows of it while it has a gradient.
 
     Attributes:
         parameter: on whose ``grad`` the update depends.
         group: its parameter group; `gindex` and `pindex` are its place.
-        state: its entry of ``optimizer.state``, empty until state is made.
+        home: where its state lives; None until it has a place.
+        state: its entry of ``optimizer.state``, as of this step; empty until state is made.
         config: hyperparameters, read when its first slice is updated.
         step: the number of this update, from 1.
     """
@@ -32,6 +39,7 @@ class Active:
     group: Mapping[str, Any]
     gindex: int
     pindex: int
+    home: Home | None = None
     state: dict[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
     step: int = 0
@@ -43,13 +51,46 @@ class Active:
         self.step = self.state["step"]
 
 
-def collect(
-    groups: Iterable[Mapping[str, Any]], done: Container[torch.Tensor] = ()
-) -> list[Active]:
-    """Return the parameters with a gradient, in group order, one entry per listing.
+class Listing:
+    """Everything an optimizer lists, in group order; kept from step to step while it is the same.
+
+    A step over many small parameters is bound by what the host does for each of them before the
+    first update may start.
+    """
+
+    def __init__(self) -> None:
+        self._groups: list[Mapping[str, Any]] = []
+        self._counts: list[int] = []
+        self._parameters: list[torch.Tensor] = []
+        self._entries: list[Active] = []
+
+    def of(self, groups: Sequence[Mapping[str, Any]]) -> Sequence[Active]:
+        """An entry for each listing in ``param_groups``."""
+        listed = list(chain.from_iterable(group["params"] for group in groups))
+        known = self._entries
+        if not (
+            len(listed) == len(known)
+            and len(groups) == len(self._groups)
+            and all(map(is_, groups, self._groups))
+            and all(map(is_, listed, self._parameters))
+            and [len(group["params"]) for group in groups] == self._counts
+        ):
+            self._groups = list(groups)
+            self._counts = [len(group["params"]) for group in groups]
+            self._parameters = listed
+            self._entries = [
+                Active(parameter, group, gindex, pindex)
+                for gindex, group in enumerate(groups)
+                for pindex, parameter in enumerate(group["params"])
+            ]
+        return self._entries
+
+
+def collect(listing: Iterable[Active], done: Container[torch.Tensor] = ()) -> list[Active]:
+    """Return the listings whose parameter has a gradient, in order.
 
     Args:
-        groups: ``param_groups``.
+        listing: all of the optimizer's.
         done: parameters that are left out.
 
     Raises:
@@ -58,45 +99,48 @@ def collect(
         ValueError: a gradient is on another device or of another shape than its parameter.
     """
     found = []
-    for gindex, group in enumerate(groups):
-        for pindex, parameter in enumerate(group["params"]):
-            if parameter.grad is None or (done and parameter in done):
-                continue
-            check(parameter, parameter.grad, gindex, pindex)
-            found.append(Active(parameter, group, gindex, pindex))
+    for active in listing:
+        parameter = active.parameter
+        gradient = parameter.grad
+        if gradient is None or (done and parameter in done):
+            continue
+        check(parameter, gradient, active)
+        active.config = None
+        found.append(active)
     return found
 
 
-def check(parameter: torch.Tensor, gradient: torch.Tensor, gindex: int, pindex: int) -> None:
+def check(parameter: torch.Tensor, gradient: torch.Tensor, active: Active) -> None:
     """Check that a gradient is one that bitsandbytes can update its parameter with.
 
     Raises:
         TypeError, ValueError: as `collect`.
     """
     if (
-        gradient.dtype != parameter.dtype
-        or gradient.dtype not in SUPPORTED_DTYPES
-        or gradient.layout != torch.strided
-        or parameter.layout != torch.strided
+        (dtype := gradient.dtype) is not parameter.dtype
+        or dtype not in SUPPORTED_DTYPES
+        or gradient.layout is not STRIDED
+        or parameter.layout is not STRIDED
         or gradient.device != parameter.device
         or gradient.shape != parameter.shape
     ):
-        _refuse(parameter, gradient, gindex, pindex)
+        _refuse(parameter, gradient, active)
 
 
 def make_contiguous(actives: Iterable[Active]) -> None:
     """Replace non-contiguous parameters and gradients by contiguous ones, as bitsandbytes does."""
     for active in actives:
         parameter = active.parameter
+        gradient = parameter.grad
         if not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()
-        if parameter.grad is not None and not parameter.grad.is_contiguous():
-            parameter.grad = parameter.grad.contiguous()
+        if gradient is not None and not gradient.is_contiguous():
+            parameter.grad = gradient.contiguous()
 
 
-def _refuse(parameter: torch.Tensor, gradient: torch.Tensor, gindex: int, pindex: int) -> None:
+def _refuse(parameter: torch.Tensor, gradient: torch.Tensor, active: Active) -> None:
     what = (
-        f"parameter {pindex} of group {gindex} (shape {tuple(parameter.shape)}, "
+        f"parameter {active.pindex} of group {active.gindex} (shape {tuple(parameter.shape)}, "
         f"{parameter.dtype}, {parameter.device})"
     )
     nothing = "Nothing was updated."

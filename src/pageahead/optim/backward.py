@@ -145,12 +145,9 @@ class BackwardUpdates:
         """Check a parameter, and make its state if it has none."""
         parameter = active.parameter
         assert parameter.grad is not None
-        check(parameter, parameter.grad, active.gindex, active.pindex)
-        check_homes([active], optimizer._homes, optimizer.state)
-        if parameter not in optimizer._homes:
-            optimizer._make_state([active])
+        check(parameter, parameter.grad, active)
+        optimizer._make_state(check_homes([active], optimizer._homes, optimizer.state))
         make_contiguous([active])
-        active.state = optimizer.state[parameter]
 
     def _done(self, optimizer: PagedOptimizer, engine: Engine, parameter: torch.Tensor) -> Mark:
         gradient = parameter.grad
@@ -187,9 +184,10 @@ class BackwardUpdates:
         opened: list[Lane] = []
         try:
             for lane in lanes.values():
-                homes = [optimizer._home_of(active.parameter) for active in lane.actives]
+                for active in lane.actives:
+                    active.home = optimizer._home_of(active.parameter)
                 opened.append(lane)
-                plan = lane.engine.open(lane.actives, homes, optimizer.state, optimizer.get_config)
+                plan = lane.engine.open(lane.actives, optimizer.state, optimizer.get_config)
                 lane.expect(plan.chunks)
         except BaseException:
             for lane in opened:
@@ -214,16 +212,17 @@ class BackwardUpdates:
         One that is listed twice is left to `step`, and so are two over the same memory: there the
         order of updates counts, which is the listing's.
         """
-        places: dict[torch.Tensor, list[Active]] = {parameter: [] for parameter in parameters}
-        for gindex, pindex, parameter in optimizer._listed():
-            if parameter in places:
-                group = optimizer.param_groups[gindex]
-                places[parameter].append(Active(parameter, group, gindex, pindex))
-        addresses = Counter(parameter.data_ptr() for parameter in places)
+        places: dict[int, list[Active]] = {id(parameter): [] for parameter in parameters}
+        for active in optimizer._listing.of(optimizer.param_groups):
+            if id(active.parameter) in places:
+                active.config = None
+                places[id(active.parameter)].append(active)
+        found = [actives[0] for actives in places.values() if len(actives) == 1]
+        addresses = Counter(actives[0].parameter.data_ptr() for actives in places.values())
         return [
-            actives[0]
-            for parameter, actives in places.items()
-            if len(actives) == 1 and (addresses[parameter.data_ptr()] == 1 or not parameter.numel())
+            active
+            for active in found
+            if addresses[active.parameter.data_ptr()] == 1 or not active.parameter.numel()
         ]
 
     @contextmanager

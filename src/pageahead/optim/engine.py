@@ -18,7 +18,7 @@ from pageahead.memory.transfer import ManagedTransfer, StreamedTransfer
 from pageahead.optim.active import Active, GetConfig
 from pageahead.optim.homes import Home
 from pageahead.optim.paging import Paging
-from pageahead.optim.plan import SLOTS, StepPlan, backward_slots, chunk_bytes
+from pageahead.optim.plan import SLOTS, StepPlan, backward_slots, chunk_bytes, early_chunks
 from pageahead.optim.rates import TYPICAL, rates_of
 from pageahead.optim.update import launch
 from pageahead.pipeline import Pipeline, Plan
@@ -143,9 +143,9 @@ class Engine:
         """
         if self._plan is None or self._device.capturing():
             return
-        _, moves, _ = self._plan
+        plan, moves, _ = self._plan
         if moves.transfer.copies:
-            self._pipeline.prime(moves)
+            self._pipeline.prime(moves, early_chunks(len(plan.parameters), plan.slot_bytes))
 
     def abandon(self) -> None:
         """Take `anticipate` back: no step follows."""
@@ -154,7 +154,7 @@ class Engine:
     def step(
         self,
         actives: Sequence[Active],
-        homes: Sequence[Home],
+        states: Mapping[torch.Tensor, dict[str, Any]],
         get_config: GetConfig,
         *,
         several_devices: bool,
@@ -162,9 +162,8 @@ class Engine:
         """Update every active parameter. After an exception nothing is left in flight."""
         self._actives, self._get_config = actives, get_config
         try:
-            mode = self._mode_for(homes, several_devices)
-            states = {active.parameter: active.state for active in actives}
-            plan, moves = self._plan_for(actives, homes, states, mode)
+            mode = self._mode_for(actives, several_devices)
+            plan, moves = self._plan_for(actives, states, mode)
             self._pipeline.begin(moves, lambda chunk, slot: self._update(plan, chunk, slot))
             with self._device.computing():
                 for chunk in plan.chunks:
@@ -181,15 +180,14 @@ class Engine:
     def open(
         self,
         actives: Sequence[Active],
-        homes: Sequence[Home],
         states: Mapping[torch.Tensor, dict[str, Any]],
         get_config: GetConfig,
     ) -> StepPlan:
         """Begin a step whose chunks are updated one by one, as `update` is called.
 
         Args:
-            actives: in the order in which their gradients are expected.
-            homes: theirs. Their state need not be made before their chunk is updated.
+            actives: in the order in which their gradients are expected. They have homes; their
+                state need not be made before their chunk is updated.
             states: by parameter, looked up when a chunk is updated.
             get_config: bitsandbytes'.
         """
@@ -198,7 +196,7 @@ class Engine:
             self._pipeline.abandon()  # state was changed in place after it was fetched
         self._primed_versions = None
         mode = Mode(self._paging.strategy, in_backward=True)
-        plan, moves = self._plan_for(actives, homes, states, mode)
+        plan, moves = self._plan_for(actives, states, mode)
         moves.fresh.update(
             chunk.index
             for chunk in plan.chunks
@@ -256,7 +254,6 @@ class Engine:
     def _plan_for(
         self,
         actives: Sequence[Active],
-        homes: Sequence[Home],
         states: Mapping[torch.Tensor, dict[str, Any]],
         mode: Mode,
     ) -> tuple[StepPlan, Plan]:
@@ -265,7 +262,7 @@ class Engine:
             return self._plan[:2]
         self.forget_plan()
         self.mode = mode
-        plan, moves = self._build(parameters, homes, states, mode)
+        plan, moves = self._build(parameters, _homes_of(actives), states, mode)
         self._plan = plan, moves, mode
         return plan, moves
 
@@ -314,13 +311,13 @@ class Engine:
             self.ring = Ring(self._device, slots, slot_bytes)
         return self.ring
 
-    def _mode_for(self, homes: Sequence[Home], several_devices: bool) -> Mode:
+    def _mode_for(self, actives: Sequence[Active], several_devices: bool) -> Mode:
         strategy = self._paging.strategy
         if strategy != "lookahead":
             return Mode(strategy)
         if several_devices:
             return Mode("sequential", "parameters are on several devices")
-        paged = sum(home.paged for home in homes)
+        paged = sum(home.paged for home in _homes_of(actives))
         if paged == 1:
             return Mode("sequential", "one active parameter: there is no next one to look ahead to")
         obstacle = self._device.lookahead_obstacle() if paged else None
@@ -334,3 +331,7 @@ class Engine:
                 )
             return Mode("sequential", obstacle)
         return Mode("lookahead")
+
+
+def _homes_of(actives: Sequence[Active]) -> list[Home]:
+    return [active.home for active in actives if active.home is not None]

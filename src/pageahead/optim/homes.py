@@ -106,17 +106,22 @@ def choose_homes(
 def check_homes(
     actives: Iterable[Active],
     homes: Mapping[torch.Tensor, Home],
-    states: Mapping[torch.Tensor, Mapping[str, Any]],
-) -> None:
-    """Check that every parameter and its state are where they were put.
+    states: Mapping[torch.Tensor, dict[str, Any]],
+) -> list[Active]:
+    """Check that every parameter and its state are where they were put, and note where.
+
+    Returns:
+        Those that have no state yet.
 
     Raises:
         RuntimeError: a parameter moved, or its state was replaced or made by somebody else.
     """
+    new = []
     for active in actives:
         parameter = active.parameter
         home, state = homes.get(parameter), states.get(parameter)
         if home is None:
+            new.append(active)
             if state:
                 raise RuntimeError(
                     f"{_name(active)} has state that this optimizer did not make; load state "
@@ -130,15 +135,18 @@ def check_homes(
             )
         elif (
             not state
-            or state.get("state1") is not home.tensors[0]
-            or state.get("state2") is not (home.tensors[1] if len(home.tensors) > 1 else None)
-            or state.get("absmax1") is not home.scales[0]
-            or state.get("absmax2") is not home.scales[1]
+            or (tensors := home.tensors)[0] is not state.get("state1")
+            or state.get("state2") is not (tensors[1] if len(tensors) > 1 else None)
+            or state.get("absmax1") is not (scales := home.scales)[0]
+            or state.get("absmax2") is not scales[1]
         ):
             raise RuntimeError(
                 f"the state of {_name(active)} was replaced in optimizer.state; change it in "
                 f"place, or load it with load_state_dict(). Nothing was updated."
             )
+        else:
+            active.home, active.state = home, state
+    return new
 
 
 def refuse_capture(devices: Iterable[torch.device]) -> None:

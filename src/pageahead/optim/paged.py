@@ -16,7 +16,7 @@ import torch
 
 from pageahead.device import Block
 from pageahead.optim import checkpoint
-from pageahead.optim.active import Active, collect, make_contiguous
+from pageahead.optim.active import Active, Listing, collect, make_contiguous
 from pageahead.optim.backward import BackwardUpdates
 from pageahead.optim.elastic import Elastic, Residency
 from pageahead.optim.engine import Engine, StateSource
@@ -58,6 +58,7 @@ class PagedOptimizer(StatePlaces):
         self._homes: dict[torch.Tensor, Home] = {}
         self._reserved: dict[torch.Tensor, Home] = {}
         """Homes with room but without state: a gradient was expected, or is about to come."""
+        self._listing = Listing()
         self._elastic = Elastic(self.paging)
         self._backward: BackwardUpdates | None = None
         self._source: StateSource | Block | None = None
@@ -130,24 +131,22 @@ class PagedOptimizer(StatePlaces):
     def _update(self, by_device: dict[torch.device, list[Active]]) -> None:
         for device, group in by_device.items():
             self._engine(device).step(
-                group,
-                [self._homes[active.parameter] for active in group],
-                self.get_config,
-                several_devices=len(by_device) > 1,
+                group, self.state, self.get_config, several_devices=len(by_device) > 1
             )
 
     def _prepare(self, done: Container[torch.Tensor] = ()) -> dict[torch.device, list[Active]]:
         """Collect and check this step's parameters, and make state for those that have none."""
-        actives = collect(self.param_groups, done)
-        refuse_capture({active.parameter.device for active in actives})
-        check_homes(actives, self._homes, self.state)
-        self._make_state([active for active in actives if active.parameter not in self._homes])
+        actives = collect(self._listing.of(self.param_groups), done)
+        devices = {active.parameter.device for active in actives}
+        refuse_capture(devices)
+        self._make_state(check_homes(actives, self._homes, self.state))
         make_contiguous(actives)
-        by_device: dict[torch.device, list[Active]] = {}
-        for active in actives:
-            active.state = self.state[active.parameter]
-            by_device.setdefault(active.parameter.device, []).append(active)
-        return by_device
+        if len(devices) == 1:
+            return {devices.pop(): actives}
+        return {
+            device: [active for active in actives if active.parameter.device == device]
+            for device in dict.fromkeys(active.parameter.device for active in actives)
+        }
 
     def _check_process(self, what: str) -> None:
         if os.getpid() != self._process:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import torch
@@ -15,18 +16,22 @@ from pageahead.optim.homes import Home
 from pageahead.optim.paging import Paging
 from pageahead.optim.rates import TYPICAL, Rates
 from pageahead.optim.update import MAX_LAUNCH, StateViews
+from pageahead.pipeline.pipeline import EARLY
 
-__all__ = ["SLOTS", "StepPlan", "backward_slots", "chunk_bytes", "ring_bytes"]
+__all__ = ["SLOTS", "StepPlan", "backward_slots", "chunk_bytes", "early_chunks", "ring_bytes"]
 
 SLOTS = 4
 """Chunks in flight: one coming in, one being updated, one going home, one to even out the pace.
 More would not help: the slowest of the three stages sets it, however fast the others are."""
 
-BACKWARD_SHARE = 10
+BACKWARD_SHARE = 8
 """One part in so many of the streamed state is what a ring for updates in backward may hold..."""
 
-BACKWARD_LARGEST = 1 << 30
-"""...but no more bytes than these: what moves beside forward is then a fifth of a large state."""
+BACKWARD_LARGEST = 2 << 30
+"""...but no more bytes than these: what moves beside forward is then a quarter of a large state."""
+
+PREPARE_SECONDS = 4e-6
+"""What the host takes to check one parameter before a step may update any."""
 
 CHUNK_OVERHEAD_SECONDS = 10e-6
 """What a chunk costs the link beside its bytes: a copy's start-up and its events (H200)."""
@@ -84,7 +89,7 @@ class StepPlan:
     def is_for(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether this plan was built for exactly these parameters, in this order."""
         return len(parameters) == len(self.parameters) and all(
-            one is other for one, other in zip(parameters, self.parameters, strict=True)
+            map(is_, parameters, self.parameters)
         )
 
     def views(self, chunk: Chunk, slot: Slot | None) -> list[tuple[int, list[StateViews]]]:
@@ -159,6 +164,16 @@ def chunk_bytes(
     if staging is not None:
         limit = min(limit, staging // SLOTS)
     return min(target, limit), limit
+
+
+def early_chunks(parameters: int, slot_bytes: int, rates: Rates = TYPICAL) -> int:
+    """How many chunks to send for before a step over so many parameters is prepared.
+
+    As many as come in meanwhile, so that the link does not idle; not more, because sending takes
+    the host's time, and the way home starts with the first update.
+    """
+    arriving = slot_bytes / rates.link_bytes_per_second
+    return max(EARLY, math.ceil(parameters * PREPARE_SECONDS / arriving)) if slot_bytes else EARLY
 
 
 def backward_slots(slot_bytes: int, state_bytes: int, staging: int | None) -> int:

@@ -50,6 +50,9 @@ class StatePlaces(BitsandbytesOptimizer):
         try:
             for active, home in zip(unique, homes, strict=True):
                 self._init_home(active, home)
+            for active in new:
+                active.home = self._homes[active.parameter]
+                active.state = self.state[active.parameter]
         except BaseException:
             for active, home in zip(unique, homes, strict=True):
                 self.state.pop(active.parameter, None)
