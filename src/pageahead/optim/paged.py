@@ -21,6 +21,7 @@ from pageahead.optim.backward import BackwardUpdates
 from pageahead.optim.elastic import Elastic, Residency
 from pageahead.optim.engine import Engine, StateSource
 from pageahead.optim.homes import Home, check_homes, refuse_capture
+from pageahead.optim.hooks import observed
 from pageahead.optim.paging import Paging
 from pageahead.optim.routing import (
     Route,
@@ -71,6 +72,7 @@ class PagedOptimizer(StatePlaces):
 
     # --- the step -----------------------------------------------------------------------------
 
+    @observed
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
