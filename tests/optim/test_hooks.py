@@ -73,6 +73,4 @@ def test_a_profiler_sees_the_step_by_name(optimizer: Any) -> None:
 
 
 def test_pytorch_does_not_wrap_it_again(optimizer: Any) -> None:
-    step = type(optimizer).step
-    ours("PagedAdamW", parameters(10))
-    assert type(optimizer).step is step
+    assert "step" not in vars(type(optimizer))  # which is where it would put its wrapper
