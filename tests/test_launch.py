@@ -35,7 +35,7 @@ print(json.dumps([route.path for route in optimizer.routes()]))
 """
 
 OURS = ("pageahead", "run")
-FAULT = "import bitsandbytes\ndef fail():\n    raise LookupError('of the script')\nfail()\n"
+FAULT = "def fail():\n    raise LookupError('of the script')\nfail()\n"
 
 
 def execute(
@@ -94,9 +94,12 @@ def test_its_paged_optimizer_is_ours_and_one_line_says_so(folder: Path) -> None:
 
 def test_a_script_that_imports_our_modules_first(folder: Path) -> None:
     # Whichever of our modules imports bitsandbytes, installing runs in the middle of it.
-    for module in ("pageahead.optim.update", "pageahead.optim.paged", "pageahead.optim.adopting"):
-        (folder / "train.py").write_text(f"import {module}\n{TRAIN}")
-        assert json.loads(execute("train.py", folder=folder).stdout) == ["streamed"], module
+    modules = ("update", "adopting")
+    for module in modules:
+        (folder / f"{module}.py").write_text(f"import pageahead.optim.{module}\n{TRAIN}")
+    runs = [python("-m", *OURS, f"{module}.py", folder=folder) for module in modules]
+    for run in runs:
+        assert json.loads(finished(run).stdout) == ["streamed"]
 
 
 def test_nothing_to_replace_is_said(folder: Path) -> None:
@@ -114,7 +117,7 @@ def test_the_exit_status_is_the_scripts(folder: Path, code: str) -> None:
 def test_an_exception_of_the_script_is_shown_as_pythons(folder: Path) -> None:
     done = execute("fault.py", folder=folder)
     assert done.returncode == 1
-    assert 'fault.py", line 4, in <module>\n    fail()\n' in done.stderr
+    assert 'fault.py", line 3, in <module>\n    fail()\n' in done.stderr
     assert "\nLookupError: of the script\n" in done.stderr
 
 
