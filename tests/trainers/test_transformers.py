@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import transformers
 
 import pageahead
-from tests.processes import finished, python, torchrun
+from tests.trainers.pairs import Pair, both
 from tests.trainers.scripts import train_transformers as script
 from tests.trainers.support import (
     assert_same,
@@ -22,38 +21,10 @@ from tests.trainers.support import (
     use_fp16_on_cpu,
 )
 
-SCRIPT = str(Path(script.__file__))
-OURS = ("-m", "pageahead", "run")
+CPU = ("--use-cpu",)
 
 
 # --- an unmodified script, with and without pageahead run -----------------------------------------
-
-
-@dataclass(frozen=True)
-class Pair:
-    """What the script left behind: under bitsandbytes alone, and under `pageahead run`."""
-
-    stock: dict[str, Any]
-    ours: dict[str, Any]
-    said: str
-
-
-def both(folder: Path, name: str, *words: str, launcher: tuple[str, ...] = ()) -> Pair:
-    """Run the script twice, at the same time: stock, then ours. `{arm}` in words is replaced."""
-    arms = {"stock": (), "ours": OURS}
-    runs = {}
-    for arm, how in arms.items():
-        start = [*(torchrun(2) if launcher else []), *how]
-        filled = [word.format(arm=arm) for word in words]
-        dump = str(folder / f"{arm}-{name}")
-        runs[arm] = python(
-            *start, SCRIPT, "--use-cpu", "--dump", dump, *filled, folder=folder, OMP_NUM_THREADS="1"
-        )
-    done = {arm: finished(run) for arm, run in runs.items()}
-    for one in done.values():
-        assert one.returncode == 0, one.stderr
-    stock, ours = (torch.load(folder / f"{arm}-{name}.0") for arm in arms)
-    return Pair(stock, ours, done["ours"].stderr)
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +35,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Pair:
     """Six steps, with a checkpoint after the third."""
-    return both(folder, "whole", "--out", "{arm}")
+    return both(folder, "whole", *CPU, "--out", "{arm}")
 
 
 @pytest.fixture(scope="module")
 def resumed(folder: Path, whole: Pair) -> Pair:
-    return both(folder, "resumed", "--out", "{arm}-again", "--resume", "{arm}/checkpoint-3")
+    return both(folder, "resumed", *CPU, "--out", "{arm}-again", "--resume", "{arm}/checkpoint-3")
 
 
 def test_an_unmodified_script_gives_the_same_bits(whole: Pair) -> None:
@@ -103,7 +74,7 @@ def test_a_resumed_run_equals_stock_and_the_uninterrupted_run(whole: Pair, resum
 
 
 def test_two_processes_under_torchrun(folder: Path) -> None:
-    pair = both(folder, "two", "--out", "{arm}-two", launcher=("torchrun",))
+    pair = both(folder, "two", *CPU, "--out", "{arm}-two", processes=2)
     assert pair.said.count("pageahead: replaced") == 1
     assert pair.ours["paths"].count("streamed") == 4
     second = torch.load(folder / "ours-two.1")

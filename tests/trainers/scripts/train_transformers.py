@@ -32,7 +32,14 @@ def make_model() -> GPT2LMHeadModel:
     """The embedding, both projections of an MLP and attention's have 100,000 elements or more."""
     torch.manual_seed(0)
     return GPT2LMHeadModel(
-        GPT2Config(vocab_size=1_000, n_positions=16, n_embd=192, n_layer=1, n_head=4)
+        GPT2Config(
+            vocab_size=1_000,
+            n_positions=16,
+            n_embd=192,
+            n_layer=1,
+            n_head=4,
+            attn_implementation="eager",
+        )
     )
 
 
@@ -81,11 +88,18 @@ def main() -> None:
     parser.add_argument("--dump", required=True)
     parser.add_argument("--optim", default="paged_adamw_8bit")
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--fp16", action="store_true")
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--use-cpu", action="store_true")
     parser.add_argument("--resume")
     options = parser.parse_args()
     settings = arguments(
-        options.out, optim=options.optim, bf16=options.bf16, use_cpu=options.use_cpu
+        options.out,
+        optim=options.optim,
+        bf16=options.bf16,
+        fp16=options.fp16,
+        use_cpu=options.use_cpu,
+        full_determinism=options.deterministic,
     )
     trainer = Trainer(model=make_model(), args=settings, train_dataset=Tokens())
     trainer.train(resume_from_checkpoint=options.resume)
