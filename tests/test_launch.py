@@ -15,7 +15,7 @@ LOOK = """
 import json, os, sys
 print(json.dumps({
     "name": __name__, "argv": sys.argv[1:], "program": os.path.abspath(sys.argv[0]),
-    "file": __file__, "path": sys.path[0], "torch": "torch" in sys.modules,
+    "file": __file__, "path": sys.path, "torch": "torch" in sys.modules,
     "main": sys.modules["__main__"].__dict__ is globals(), "doc": __doc__,
     "package": __package__ or "", "hook": sys.excepthook is sys.__excepthook__,
 }))
@@ -80,6 +80,19 @@ def test_a_script_sees_what_it_sees_under_python(
     assert found == expected
     assert found["name"] == "__main__"
     assert not found["torch"]  # it may still set what PyTorch and CUDA read when they start
+
+
+@pytest.mark.parametrize("words", [["-m", "tool"], ["look.py"], ["tool"]])
+def test_the_command_that_pip_makes(folder: Path, words: list[str]) -> None:
+    """Python puts the folder of the command first, which is not to be the script's."""
+    command = folder / "bin" / "pageahead"
+    command.parent.mkdir()
+    command.write_text("import sys\nfrom pageahead.__main__ import main\nsys.exit(main())\n")
+    expected, found = (
+        json.loads(execute(*how, *words, folder=folder / "scripts", ours=False).stdout)
+        for how in ([], [str(command), "run"])
+    )
+    assert found == expected
 
 
 def test_its_paged_optimizer_is_ours_and_one_line_says_so(folder: Path) -> None:
@@ -161,4 +174,14 @@ def test_torchrun(folder: Path) -> None:
     for rank in (0, 1):
         assert (folder / f"rank{rank}").read_text() == "2.0 ['--fail']"
     assert done.stdout.count('["streamed"]') == 2
+    assert done.stderr.count("pageahead: replaced") == 1
+
+
+def test_accelerate_launch(folder: Path) -> None:
+    (folder / "train.py").write_text(f"{TRAIN}print(sys.argv[1:])\nsys.exit(5)\n")
+    launch = ("-m", "accelerate.commands.accelerate_cli", "launch", "--cpu", "--num_processes=1")
+    done = execute(*launch, "-m", *OURS, "train.py", "--lr=1", folder=folder, ours=False)
+    assert done.returncode == 1  # accelerate's, of a script that fails
+    assert "exit status 5" in done.stderr
+    assert done.stdout == "[\"streamed\"]\n['--lr=1']\n"
     assert done.stderr.count("pageahead: replaced") == 1

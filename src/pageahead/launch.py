@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
+import pkgutil
 import runpy
 import sys
 from collections.abc import Sequence
@@ -102,7 +103,10 @@ def start(program: Program) -> None:
     if not os.path.exists(program.target):
         typer.echo(f"Error: cannot open {program.target!r}: there is no such file", err=True)
         raise SystemExit(2)
-    _set_first_path(os.path.dirname(os.path.realpath(program.target)))
+    if pkgutil.get_importer(program.target) is None:
+        _set_first_path(os.path.dirname(os.path.realpath(program.target)))
+    else:
+        _set_first_path(None)  # a folder or an archive: runpy puts it there
     atexit.register(_say_if_nothing, os.getpid())
     # Absolute as Python makes ``__file__``; ``sys.argv[0]`` becomes it, too.
     runpy.run_path(os.path.abspath(program.target), run_name="__main__")
@@ -139,10 +143,10 @@ def _say_if_nothing(process: int) -> None:
         installing.say("replaced nothing: no paged bitsandbytes optimizer was made")
 
 
-def _set_first_path(folder: str) -> None:
-    """Put the script's folder where Python put that of `pageahead`, unless it was told not to."""
+def _set_first_path(folder: str | None) -> None:
+    """Put `folder`, or nothing, where Python put that of `pageahead`, unless it was told not to."""
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = folder
+        sys.path[:1] = [] if folder is None else [folder]
 
 
 def _check_module(name: str) -> None:

@@ -162,3 +162,17 @@ def test_which_embeddings_are_32_bit(tmp_path: Path) -> None:
         ("PagedAdamW8bit", True): torch.float32,
     }
     assert_same(widths["PagedAdamW8bit", True], widths["PagedAdamW", False])
+
+
+@pytest.mark.parametrize("limit", [0.5, 0.0])
+def test_updates_in_backward_are_refused(limit: float, tmp_path: Path) -> None:
+    """`Trainer` clips every gradient before the step; without a limit, to infinity."""
+    with pytest.raises(RuntimeError, match=r"changed or replaced after their update"):
+        run(
+            pageahead,
+            "PagedAdamW8bit",
+            tmp_path,
+            kwargs={"paging": pageahead.Paging(in_backward=True)},
+            gradient_accumulation_steps=1,
+            max_grad_norm=limit,
+        )
