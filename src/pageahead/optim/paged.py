@@ -36,6 +36,8 @@ class PagedOptimizer(StatePlaces):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "__signature__" in vars(cls):
+            return
         # What inspect and editors show: bitsandbytes' parameters and one more.
         for base in cls.__mro__[1:]:
             if base.__module__.startswith("bitsandbytes."):
@@ -54,6 +56,12 @@ class PagedOptimizer(StatePlaces):
     def __init__(self, *args: Any, paging: Paging | None = None, **kwargs: Any) -> None:
         if paging is not None and not isinstance(paging, Paging):
             raise TypeError(f"paging takes a pageahead.Paging, not {paging!r}")
+        self._prepare_paging(paging)
+        super().__init__(*args, **kwargs)
+        self._watch_gradients()
+
+    def _prepare_paging(self, paging: Paging | None) -> None:
+        """What has to be there before PyTorch's `Optimizer` adds parameters."""
         self.paging = Paging() if paging is None else paging
         self._engines: dict[torch.device, Engine] = {}
         self._homes: dict[torch.Tensor, Home] = {}
@@ -64,7 +72,9 @@ class PagedOptimizer(StatePlaces):
         self._backward: BackwardUpdates | None = None
         self._source: StateSource | Block | None = None
         self._process = os.getpid()
-        super().__init__(*args, **kwargs)
+
+    def _watch_gradients(self) -> None:
+        """What needs the parameters; last in making an optimizer."""
         self._elastic.watch(self)
         if self.paging.in_backward:
             self._backward = BackwardUpdates(self)
