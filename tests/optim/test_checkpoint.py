@@ -15,7 +15,7 @@ from bitsandbytes.optim.optimizer import MockArgs
 from pageahead import Paging
 from pageahead.memory import host
 from pageahead.memory.host import HostMemoryError
-from pageahead.optim.checkpoint import WRAPPED, CheckpointError
+from pageahead.optim.fitting import WRAPPED, CheckpointError
 from pageahead.optim.paged import PagedOptimizer
 from tests.support import (
     MIB,
