@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import defaultdict
 from types import FunctionType
 from typing import Any
 
@@ -18,6 +19,7 @@ from bitsandbytes.optim.ademamix import AdEMAMix
 from bitsandbytes.optim.optimizer import Optimizer1State, Optimizer2State, Optimizer8bit
 
 from pageahead.optim.compat import check_bitsandbytes
+from pageahead.optim.copying import cloned
 from pageahead.optim.paged import PagedOptimizer
 from pageahead.optim.states import StatePlaces
 
@@ -123,6 +125,16 @@ def _paged_class(kind: type, name: str) -> type:
     return paged
 
 
-def _reduce(optimizer: torch.optim.Optimizer, kind: type) -> tuple[Any, ...]:
+def _reduce(optimizer: PagedOptimizer, kind: type) -> tuple[Any, ...]:
     """As `kind` does: there is no importing a class that was made for the purpose."""
-    return object.__new__, (kind,), optimizer.__getstate__()
+    optimizer.synchronize()
+    state = optimizer.__getstate__()
+    # The arena's own tensors must not go to shared memory, or leave their storage in a file.
+    return (
+        object.__new__,
+        (kind,),
+        {
+            **state,
+            "state": defaultdict(dict, cloned(state["state"])),
+        },
+    )

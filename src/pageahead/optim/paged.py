@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from bitsandbytes.functional import GlobalPageManager
+from bitsandbytes.optim import GlobalOptimManager
 
 from pageahead.device import Block
-from pageahead.optim import checkpoint
+from pageahead.optim import checkpoint, copying
 from pageahead.optim.active import Active, Listing, collect, make_contiguous
 from pageahead.optim.backward import BackwardUpdates
 from pageahead.optim.elastic import Elastic, Residency
@@ -63,6 +66,9 @@ class PagedOptimizer(StatePlaces):
     def _prepare_paging(self, paging: Paging | None) -> None:
         """What has to be there before PyTorch's `Optimizer` adds parameters."""
         self.paging = Paging() if paging is None else paging
+        self._prepare_places()
+
+    def _prepare_places(self) -> None:
         self._engines: dict[torch.device, Engine] = {}
         self._homes: dict[torch.Tensor, Home] = {}
         self._reserved: dict[torch.Tensor, Home] = {}
@@ -294,12 +300,18 @@ class PagedOptimizer(StatePlaces):
         self._check_process("synchronize()")
         for engine in self._engines.values():
             engine.settle()
+        self._leave_shared_memory()
 
     def state_dict(self) -> dict[str, Any]:
-        """bitsandbytes' state dict. Waits for write-backs first; its tensors are the live state."""
+        """bitsandbytes' state dict. Waits for write-backs first; its tensors are the live state.
+
+        To keep it across the next step, copy it. Where PyTorch's ``get_optimizer_state_dict`` is
+        about to flatten it, no tensor is wrapped.
+        """
         self._check_process("state_dict()")
         self.synchronize()
-        return super().state_dict()
+        state_dict: dict[str, Any] = super().state_dict()
+        return checkpoint.unwrapped(state_dict) if checkpoint.will_be_flat() else state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
         """Copy a state dict, of this or a bitsandbytes optimizer, to where state lives here.
@@ -322,3 +334,21 @@ class PagedOptimizer(StatePlaces):
         if self._backward is not None:
             self._backward.state_loaded()
         super()._adopt_state(saved, groups)
+
+    # --- copies of the optimizer --------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PagedOptimizer:
+        return copying.deep_copy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return copying.reduced(self)
+
+    def _take_over(self, attributes: dict[str, Any], groups: list[dict[str, Any]]) -> None:
+        """Become an optimizer like another one, without state; on a new object."""
+        vars(self).update(attributes)
+        self._prepare_places()
+        self.mng = GlobalOptimManager.get_instance()
+        self.page_mng = GlobalPageManager.get_instance()
+        self.initialized = False  # overrides by module are found by the parameters' identity
+        super().__setstate__({"state": defaultdict(dict), "param_groups": groups})
+        self._watch_gradients()
