@@ -18,7 +18,7 @@ from bitsandbytes.functional import quantize_blockwise
 
 from pageahead.memory.layout import BLOCK
 
-__all__ = ["by_blocks", "by_rows", "row_width"]
+__all__ = ["by_blocks", "by_rows", "first_scales", "row_width"]
 
 ELEMENTS_AT_ONCE = 4096 * BLOCK
 """So many are spread out and quantized at a time, which bounds the memory it takes."""
@@ -74,36 +74,34 @@ def by_blocks(
     if not numel:
         return torch.zeros(0)
     row_numel = numel // rows
-    scales = scales.cpu()
-    absmax = _candidates(scales, numel, row_numel)
-    if torch.equal(
-        by_rows(absmax, rows, row_numel).view(torch.int32), scales.contiguous().view(torch.int32)
-    ):
-        into.copy_(codes.reshape(into.shape))
-        return absmax
+    scales, qmap = scales.cpu(), qmap.cpu()
+    absmax = torch.empty(-(-numel // BLOCK))
     source, target = codes.reshape(-1), into.view(-1)
     for start in range(0, numel, ELEMENTS_AT_ONCE):
         stop = min(start + ELEMENTS_AT_ONCE, numel)
-        part, found = _requantized(
-            source[start:stop].cpu(), _spread(scales, start, stop, row_numel), qmap.cpu()
-        )
+        spread = _scale_of(scales, torch.arange(start, stop), row_numel)
+        part, found = _requantized(source[start:stop].cpu(), spread, qmap)
         target[start:stop].copy_(part)
         absmax[start // BLOCK : -(-stop // BLOCK)] = found
     return absmax
 
 
-def _candidates(scales: torch.Tensor, numel: int, row_numel: int) -> torch.Tensor:
-    """For each block the scale of its first element: the block's, if blocks lie as they did."""
-    starts = torch.arange(0, numel, BLOCK)
-    row = starts // row_numel
-    return scales[row, 1 + (scales[row, 0].long() + starts % row_numel) // BLOCK]
+def first_scales(scales: torch.Tensor, numel: int, row_numel: int) -> torch.Tensor:
+    """For each block the scale of its first element: the block's, if blocks lie as they did.
+
+    Args:
+        scales: by rows, of so many elements; or two such.
+        numel: elements of all rows.
+        row_numel: elements of one.
+    """
+    return _scale_of(scales, torch.arange(0, numel, BLOCK), row_numel)
 
 
-def _spread(scales: torch.Tensor, start: int, stop: int, row_numel: int) -> torch.Tensor:
-    """The scale of each element ``[start, stop)``."""
-    elements = torch.arange(start, stop)
-    row = elements // row_numel
-    return scales[row, 1 + (scales[row, 0].long() + elements % row_numel) // BLOCK]
+def _scale_of(scales: torch.Tensor, elements: torch.Tensor, row_numel: int) -> torch.Tensor:
+    row, column = elements // max(row_numel, 1), elements % max(row_numel, 1)
+    place = scales[..., row, 0].long() + column
+    index = row * scales.shape[-1] + 1 + place // BLOCK
+    return scales.flatten(-2).gather(-1, index)
 
 
 def _requantized(

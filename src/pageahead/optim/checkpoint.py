@@ -7,14 +7,16 @@ a detour: each is copied from where it is to where state lives here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pageahead.memory.layout import BLOCK
+from pageahead.optim.resharding import requantize, share
 from pageahead.optim.routing import Candidate, state_shape
+from pageahead.optim.sharded import local
 
 if TYPE_CHECKING:
     from pageahead.optim.paged import PagedOptimizer
@@ -42,6 +44,8 @@ class Saved:
     pindex: int
     entries: Mapping[str, Any]
     candidate: Candidate
+    elsewhere: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Scales for `pageahead.optim.resharding.requantize`, of 8-bit state that is cut elsewhere."""
 
 
 def load(optimizer: PagedOptimizer, state_dict: dict[str, Any]) -> None:
@@ -66,6 +70,7 @@ def fill(state: dict[str, Any], saved: Saved) -> None:
             state[key].copy_(value)
         else:
             state[key] = value.detach().to(saved.parameter.device, copy=True)
+    requantize(state, saved.elsewhere)
 
 
 def _check(
@@ -101,7 +106,14 @@ def _check(
             gindex, pindex, parameter = places[key]
             flat = {**entries, **wrapped}
             flat.pop(WRAPPED, None)
-            saved.append(_check_entries(optimizer, parameter, gindex, pindex, flat))
+            config = optimizer.get_config(gindex, pindex, optimizer.param_groups[gindex])
+            try:
+                flat, elsewhere = share(parameter, flat, config, optimizer.optimizer_name)
+            except ValueError as error:
+                what = f"state of parameter {pindex} of group {gindex}"
+                raise CheckpointError(f"{what}: {error}") from error
+            one = _check_entries(optimizer, parameter, gindex, pindex, flat)
+            saved.append(replace(one, elsewhere=elsewhere))
     groups = [
         {**group, **{key: value for key, value in other.items() if key != "params"}}
         for group, other in zip(current, loaded, strict=True)
@@ -123,12 +135,9 @@ def _check_entries(
     dtype = getattr(entries["state1"], "dtype", type(entries["state1"]).__name__)
     if dtype not in (torch.float32, torch.uint8):
         raise CheckpointError(f"{what}: state1 is {dtype}; float32 or uint8 was expected")
-    expected = _expected(name, dtype, parameter)
-    if (
-        name == "ademamix"
-        and tuple(entries["state1"].shape) == tuple(parameter.shape)
-        and parameter.dim()
-    ):
+    part = local(parameter)
+    expected = _expected(name, dtype, part)
+    if name == "ademamix" and tuple(entries["state1"].shape) == tuple(part.shape) and part.dim():
         raise CheckpointError(
             f"{what}: state1 has the parameter's own shape, but AdEMAMix keeps two moments in it. "
             f"This is a checkpoint of bitsandbytes' AdEMAMix32bit or PagedAdEMAMix32bit, whose "
@@ -169,7 +178,7 @@ def _check_entries(
                 f"{kind} of shape {shape} was expected"
             )
     limited = max_unorm > 0.0 and dtype == torch.float32
-    shape_of_state = state_shape(name, dtype, parameter.numel())
+    shape_of_state = state_shape(name, dtype, part.numel())
     return Saved(parameter, gindex, pindex, entries, Candidate(parameter, shape_of_state, limited))
 
 

@@ -74,9 +74,7 @@ def choose_homes(
         ValueError: as `pageahead.optim.routing.choose`, or a parameter is too large for
             bitsandbytes' kernels in one piece.
     """
-    resident = sum(
-        home.shape.nbytes for home in known if not home.paged and home.large
-    )
+    resident = sum(home.shape.nbytes for home in known if not home.paged and home.large)
     homes = []
     for candidate, (path, reason) in zip(
         candidates, choose(candidates, paging, pageable_bytes, resident, auto_bytes), strict=True

@@ -22,9 +22,8 @@ from pageahead.optim.elastic import Elastic, Residency
 from pageahead.optim.engine import Engine, StateSource
 from pageahead.optim.homes import Home, check_homes, refuse_capture
 from pageahead.optim.paging import Paging
-from pageahead.optim.routing import (
-    Route,
-)
+from pageahead.optim.resharding import shared
+from pageahead.optim.routing import Route
 from pageahead.optim.states import StatePlaces
 
 __all__ = ["PagedOptimizer"]
@@ -284,10 +283,13 @@ class PagedOptimizer(StatePlaces):
             engine.settle()
 
     def state_dict(self) -> dict[str, Any]:
-        """bitsandbytes' state dict. Waits for write-backs first; its tensors are the live state."""
+        """bitsandbytes' state dict. Waits for write-backs first; its tensors are the live state.
+
+        Of sharded parameters (FSDP2) they are `DTensor` over the live state.
+        """
         self._check_process("state_dict()")
         self.synchronize()
-        return super().state_dict()
+        return shared(super().state_dict(), (parameter for _, _, parameter in self._listed()))
 
     def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
         """Copy a state dict, of this or a bitsandbytes optimizer, to where state lives here.

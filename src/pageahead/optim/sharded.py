@@ -20,12 +20,14 @@ else:  # pragma: no cover  (a build of PyTorch without it)
     class DTensor(torch.Tensor):  # type: ignore[no-redef]
         """Nothing is an instance of it."""
 
+
 __all__ = [
     "DTensor",
     "check_gradient",
     "check_shard",
     "is_sharded",
     "local",
+    "moved_placements",
     "shards",
     "version",
     "wait_for",
@@ -134,14 +136,19 @@ def wrap(
     """
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    placements = tuple(_moved(placement, dimensions_before) for placement in like.placements)
     strides = [1] * len(shape)
     for dimension in range(len(shape) - 2, -1, -1):
         strides[dimension] = strides[dimension + 1] * max(shape[dimension + 1], 1)
     meta = TensorMeta(torch.Size(shape), tuple(strides), part.dtype)
+    placements = moved_placements(like, dimensions_before)
     spec = DTensorSpec(like.device_mesh, placements, tensor_meta=meta)
     # `DTensor.from_local` would copy `part` to the mesh's kind of device.
     return DTensor(part, spec, requires_grad=False)
+
+
+def moved_placements(like: DTensor, dimensions: int) -> tuple[Any, ...]:
+    """The placements of a tensor that has so many dimensions before those of `like`."""
+    return tuple(_moved(placement, dimensions) for placement in like.placements)
 
 
 def _moved(placement: Any, dimensions: int) -> Any:
