@@ -6,6 +6,7 @@ import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -56,10 +57,8 @@ class Ranks:
     def stop(self) -> None:
         """End the processes; the next `run` starts new ones."""
         for pipe in self._pipes:
-            try:
+            with suppress(OSError):
                 pipe.send(None)
-            except OSError:
-                pass
         for process in self._processes:
             process.join(5)
             if process.is_alive():

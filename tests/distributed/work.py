@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -13,12 +13,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+import pageahead
 from pageahead import Paging
 from pageahead.optim.paged import PagedOptimizer
 from tests.support import TINY_RING, legacy, ours
 
 Shapes = Sequence[tuple[int, ...]]
-Weights = list[numpy.ndarray[Any, Any]]
+Weights = list[np.ndarray[Any, Any]]
 
 
 class Mlp(nn.Sequential):
@@ -91,7 +92,7 @@ def train_alone(
         optimizer.zero_grad()
 
 
-def whole(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:
+def whole(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """All of a tensor, gathered where it is sharded; every rank has to call this."""
     tensor = tensor.detach()
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).numpy().copy()
@@ -138,3 +139,144 @@ def alone(
 
 def is_ours(optimizer: Any) -> bool:
     return isinstance(optimizer, PagedOptimizer)
+
+
+def backward_updates(micro_batches: int) -> tuple[Weights, Weights, list[int]]:
+    """Train with updates in backward and without; also how often one was in backward."""
+    results = []
+    counts: list[int] = []
+    for in_backward in (False, True):
+        paging = Paging(in_backward=in_backward, free_grads=in_backward, staging=1 << 20)
+        model = sharded(Mlp())
+        optimizer = ours("PagedAdamW32bit", model.parameters(), lr=1e-2, paging=paging)
+        for step in range(4):
+            with optimizer.accumulate():
+                for number in range(1, micro_batches):
+                    model.loss(10 * step + number, dist.get_rank()).backward()
+            model.loss(10 * step, dist.get_rank()).backward()
+            if in_backward:
+                wave = optimizer._backward._wave  # type: ignore[union-attr]
+                counts.append(len(wave.updated) if wave is not None else 0)
+                gradient = next(model.parameters()).grad
+                assert gradient.to_local().isnan().all()  # a placeholder
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(weights(model))
+    return results[0], results[1], counts
+
+
+def edits_gradients_after_updates(edit: Callable[[Any], None]) -> str:
+    """Change gradients after they were used; the error's text."""
+    model = sharded(Mlp())
+    paging = Paging(in_backward=True, free_grads=True)
+    optimizer = ours("PagedAdamW32bit", model.parameters(), paging=paging)
+    model.loss(0, dist.get_rank()).backward()
+    try:
+        edit(model)
+        optimizer.step()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def clip(model: Any) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+def scale(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad.mul_(0.5)
+
+
+def replace(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+
+def clipped(steps: int) -> Weights:
+    """Train with clipped gradients after backward: what is clipped is used."""
+    model = sharded(Mlp())
+    optimizer = ours("PagedAdamW32bit", model.parameters(), lr=1e-2)
+    for step in range(steps):
+        model.loss(step, dist.get_rank()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+def torch_clipped(steps: int) -> Weights:
+    """The same gradients in a model of whole parameters, updated by stock bitsandbytes."""
+    model, plain = sharded(Mlp()), Mlp()
+    optimizer = legacy("PagedAdamW32bit", plain.parameters(), lr=1e-2)
+    for step in range(steps):
+        with torch.no_grad():
+            for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+                first, rows = dist.get_rank() * -(-len(theirs) // 2), len(mine.to_local())
+                mine.to_local().copy_(theirs[first : first + rows])
+        model.loss(step, dist.get_rank()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            theirs.grad = mine.grad.full_tensor()
+        optimizer.step()
+        model.zero_grad()
+    return [whole(parameter) for parameter in plain.parameters()]
+
+
+def eight_bit(shapes: Shapes, steps: int, name: str) -> Any:
+    return fsdp(name, lambda: Product(shapes), steps)
+
+
+def layouts(name: str, shapes: Shapes) -> list[tuple[str, str, list[int], int]]:
+    """After a step: path, dtype of the state, its local shape, and the count of steps."""
+    model = sharded(Product(shapes))
+    optimizer = ours(name, model.parameters())
+    train(model, optimizer, range(1))
+    return [
+        (
+            route.path,
+            str(optimizer.state[parameter]["state1"].dtype),
+            list(optimizer.state[parameter]["state1"].shape),
+            optimizer.state[parameter]["step"],
+        )
+        for route, parameter in zip(optimizer.routes(), model.parameters(), strict=True)
+    ]
+
+
+def refusal(how: str) -> str:
+    """Do what is refused; the error's text. Nothing may have changed."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    dim = 1 if how == "8-bit by columns" else 0
+    parameter = nn.Parameter(distribute_tensor(torch.randn(64, 128), mesh, [Shard(dim)]))
+    name = "PagedAdamW8bit" if "8-bit" in how else "PagedAdam32bit"
+    if how == "kept gradients":
+        try:
+            pageahead.PagedAdam([parameter], paging=Paging(in_backward=True))
+        except ValueError as error:
+            return str(error)
+    optimizer = getattr(pageahead, name)([parameter])
+    if how == "max_unorm":
+        optimizer.args.max_unorm = 1.0
+    parameter.grad = torch.ones_like(parameter)
+    if how == "placements":
+        # The setter takes it: only the local parts differ.
+        parameter.grad = parameter.grad.redistribute(placements=[Replicate()])
+    before = whole(parameter)
+    try:
+        optimizer.step()
+    except (TypeError, ValueError) as error:
+        assert before.tobytes() == whole(parameter).tobytes()
+        assert not optimizer.state.get(parameter)
+        return str(error)
+    return ""
+
+
+def hybrid(steps: int) -> Weights:
+    """Two groups of two ranks, each with a whole copy (HSDP); every rank has the same batch."""
+    model = Product([(333, 401), (16, 256), (3,)])
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "parts")))
+    optimizer = ours("PagedAdamW8bit", model.parameters(), lr=1e-2, paging=TINY_RING)
+    train(model, optimizer, range(steps))
+    return weights(model)

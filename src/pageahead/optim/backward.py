@@ -24,8 +24,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from pageahead.optim.active import Active, check, make_contiguous
 from pageahead.optim.engine import Engine
 from pageahead.optim.homes import check_homes, refuse_capture
-from pageahead.optim.misuse import changed_groups, groups_of, other_users
-from pageahead.optim.sharded import local, version
+from pageahead.optim.misuse import changed_groups, groups_of, other_users, refuse_kept_shards
+from pageahead.optim.sharded import local
 from pageahead.optim.wave import Lane, Mark, Wave, is_placeholder, placeholder
 
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ class BackwardUpdates:
             if parameter.requires_grad and id(parameter) not in self._attached
         ]
         self.refuse_second(new)
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            refuse_kept_shards(optimizer.paging, new)
         me = weakref.ref(self)
 
         def hook(parameter: torch.Tensor) -> None:
@@ -160,7 +163,7 @@ class BackwardUpdates:
             # Of one element nothing is freed, and adding to a placeholder would not raise.
             engine.keep(local(gradient))
             gradient = parameter.grad = placeholder(gradient)
-        return Mark(gradient, version(gradient))
+        return Mark(gradient, gradient._version)
 
     # --- a wave ---------------------------------------------------------------------------------
 
@@ -352,7 +355,7 @@ class BackwardUpdates:
         edited = [
             parameter
             for parameter, mark in wave.updated.items()
-            if parameter.grad is not mark.gradient or version(mark.gradient) != mark.version
+            if parameter.grad is not mark.gradient or mark.gradient._version != mark.version
         ]
         if not edited:
             return ""

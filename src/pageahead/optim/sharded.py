@@ -29,7 +29,6 @@ __all__ = [
     "local",
     "moved_placements",
     "shards",
-    "version",
     "wait_for",
     "wrap",
 ]
@@ -43,11 +42,6 @@ def is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that a kernel may read and write: of a `DTensor`, what this process has of it."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-
-
-def version(tensor: torch.Tensor) -> int:
-    """Rises with each change in place that PyTorch counts, to a `DTensor` or to its local part."""
-    return tensor._version + (tensor._local_tensor._version if is_sharded(tensor) else 0)
 
 
 def shards(parameter: torch.Tensor) -> bool:
