@@ -78,7 +78,9 @@ def save(
         dcp.save(contents, checkpoint_id=folder)
         train(model, optimizer, range(steps, steps + later))
     else:
-        future = dcp.async_save(contents, checkpoint_id=folder)
+        # A group of its own: training goes on in the other one.
+        group = dist.new_group(backend="gloo")
+        future = dcp.async_save(contents, checkpoint_id=folder, process_group=group)
         train(model, optimizer, range(steps, steps + later))
         future.result()
     return *saved, weights(model)

@@ -280,3 +280,29 @@ def hybrid(steps: int) -> Weights:
     optimizer = ours("PagedAdamW8bit", model.parameters(), lr=1e-2, paging=TINY_RING)
     train(model, optimizer, range(steps))
     return weights(model)
+
+
+def ddp(name: str, steps: int, **kwargs: Any) -> tuple[Weights, list[dict[str, Any]], list[str]]:
+    """Train under DistributedDataParallel, which keeps a whole model and state on each rank."""
+    model = Mlp()
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizer = ours(name, wrapped.parameters(), lr=1e-2, paging=TINY_RING, **kwargs)
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        wrapped(torch.randn(4, 401, generator=generator)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model), state(optimizer), [route.path for route in optimizer.routes()]
+
+
+def ddp_in_backward() -> str:
+    wrapped = nn.parallel.DistributedDataParallel(Mlp())
+    optimizer = ours("PagedAdamW", wrapped.parameters(), paging=Paging(in_backward=True))
+    before = weights(wrapped)
+    try:
+        wrapped(torch.randn(4, 401)).square().mean().backward()
+    except RuntimeError as error:
+        assert not optimizer.state
+        assert all((a == b).all() for a, b in zip(before, weights(wrapped), strict=True))
+        return str(error)
+    return ""
