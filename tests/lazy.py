@@ -164,6 +164,9 @@ class LazyDevice:
     def block(self) -> CpuBlock:
         return CpuBlock()
 
+    def near_cpus(self) -> frozenset[int]:
+        return frozenset()
+
     def pin(self, address: int, nbytes: int) -> bool:
         return True
 

@@ -267,6 +267,35 @@ def verify(
     raise typer.Exit(0 if good else 1)
 
 
+@app.command()
+def doctor(
+    device: Annotated[
+        DeviceName, typer.Option(help="auto takes a CUDA GPU if there is one.")
+    ] = DeviceName.auto,
+    parameters: Annotated[
+        int, typer.Option("--params", metavar="N", min=1, help="Of the model to advise on.")
+    ] = 1_000_000_000,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Say what this machine can do, how fast, and which settings follow from that.
+
+    The exit status is 1 if something that is needed does not work.
+    """
+    from pageahead.doctor import command
+
+    argv = ["doctor", "--device", device.value, "--params", str(parameters)]
+    try:
+        found = command.diagnose(device.value, parameters, argv)
+    except IdentityError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(found.model_dump_json(indent=1))
+    else:
+        command.show(found, _console())
+    raise typer.Exit(0 if found.healthy else 1)
+
+
 def main() -> None:
     """Entry point of the ``pageahead`` command."""
     app(prog_name="pageahead")

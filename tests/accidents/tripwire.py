@@ -110,6 +110,9 @@ class Tripwire:
         self.passes("slot")
         return self.inner.slot(nbytes)
 
+    def near_cpus(self) -> frozenset[int]:
+        return self.inner.near_cpus()
+
     def pin(self, address: int, nbytes: int) -> bool:
         self.passes("pin")
         return self.inner.pin(address, nbytes)

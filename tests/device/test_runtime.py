@@ -148,12 +148,25 @@ def runtime(
     return runtime
 
 
-def test_page_locking(runtime: PinningRuntime, library: Library) -> None:
+@pytest.mark.parametrize(
+    ("rates", "says"),
+    [((5.04, 25.2), "at 5.0 instead of 25.2 GB/s here"), (None, "several times slower")],
+)
+def test_page_locking(
+    runtime: PinningRuntime,
+    library: Library,
+    monkeypatch: pytest.MonkeyPatch,
+    rates: tuple[float, float] | None,
+    says: str,
+) -> None:
+    monkeypatch.setattr(pinning, "pageable_and_locked", lambda device: rates)
+    gpu = torch.device("cuda", 0)
     if runtime.status == 0:
-        assert pinning.pin(4096, 8192)
+        assert pinning.pin(4096, 8192, gpu)
     else:
-        with pytest.warns(RuntimeWarning, match=r"page-lock 8,192 bytes .*error 2.*ulimit -l"):
-            assert not pinning.pin(4096, 8192)
+        expected = rf"page-lock 8,192 bytes .*error 2.*{says}.*ulimit -l.*memlock=-1"
+        with pytest.warns(RuntimeWarning, match=expected):
+            assert not pinning.pin(4096, 8192, gpu)
     assert runtime.calls == [(4096, 8192, 1)]  # portable: for every context of the process
     assert library.last_error == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -204,6 +205,23 @@ def test_a_run_of_whole_parameters_is_one_copy(found: list[StateShape]) -> None:
     (chunk,) = cut(items, target=end, limit=end)
     assert len(chunk.pieces) == 1
     assert (chunk.pieces[0].arena, chunk.pieces[0].slot) == (0, 0)
+    assert chunk.nbytes == end
+
+
+@given(found=st.lists(shapes, min_size=1, max_size=6), order=st.randoms())
+def test_a_run_of_whole_parameters_is_one_copy_in_any_order(
+    found: list[StateShape], order: random.Random
+) -> None:
+    """Backward updates them in another order than they have in the arena."""
+    items: list[Item] = []
+    end = 0
+    for identity, shape in enumerate(found):
+        items.append(Item(identity, shape, end))
+        end = pack(shape, shape.numel, end)[1]
+    order.shuffle(items)
+    (chunk,) = cut(items, target=end, limit=end)
+    assert [part.item for part in chunk.slices] == list(range(len(items)))
+    assert len(chunk.pieces) == 1
     assert chunk.nbytes == end
 
 

@@ -183,6 +183,9 @@ class CpuDevice:
     def block(self) -> CpuBlock:
         return CpuBlock()
 
+    def near_cpus(self) -> frozenset[int]:
+        return frozenset()
+
     def pin(self, address: int, nbytes: int) -> bool:
         return True
 

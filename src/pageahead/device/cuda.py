@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pageahead.device import managed, pinning
+from pageahead.device import managed, pinning, topology
 from pageahead.device.protocol import EventNotRecordedError
 from pageahead.device.runtime import shared_runtime
 
@@ -166,8 +166,11 @@ class CudaDevice:
     def block(self) -> CudaBlock:
         return CudaBlock(self.torch_device)
 
+    def near_cpus(self) -> frozenset[int]:
+        return topology.cpus_near(self.torch_device)
+
     def pin(self, address: int, nbytes: int) -> bool:
-        return pinning.pin(address, nbytes)
+        return pinning.pin(address, nbytes, self.torch_device)
 
     def unpin(self, address: int) -> None:
         if self._process == os.getpid():  # a forked child has no CUDA

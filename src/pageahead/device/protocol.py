@@ -99,6 +99,9 @@ class Device(Protocol):
     def block(self) -> Block:
         """Device memory for state that stays, apart from what PyTorch keeps for reuse."""
 
+    def near_cpus(self) -> frozenset[int]:
+        """CPUs whose memory copies to and from this device reach directly; empty if unknown."""
+
     def pin(self, address: int, nbytes: int) -> bool:
         """Page-lock host memory for copies; False (after a warning) where that is refused."""
 

@@ -200,6 +200,9 @@ class RecordingDevice:
     def block(self) -> CpuBlock:
         return CpuBlock()
 
+    def near_cpus(self) -> frozenset[int]:
+        return frozenset()
+
     def pin(self, address: int, nbytes: int) -> bool:
         pinned = Range(address, address + nbytes)
         self.names.give_range(pinned, f"arena {len(self._pinned)}")

@@ -6,7 +6,11 @@ cuda-bindings cannot serve here: it may carry a runtime of its own, whose last e
 from __future__ import annotations
 
 import ctypes
+import sys
 from functools import cache
+from pathlib import Path
+
+import torch
 
 __all__ = ["CudaRuntime", "shared_runtime"]
 
@@ -89,6 +93,11 @@ class CudaRuntime:
 @cache
 def shared_runtime() -> CudaRuntime:
     """The ``libcudart`` mapped into this process, which bitsandbytes' CUDA library links to."""
+    if sys.platform == "win32":  # not tested: there PyTorch brings it along in one place
+        found = sorted((Path(torch.__file__).parent / "lib").glob("cudart64_*.dll"))
+        if not found:
+            raise RuntimeError("PyTorch's folder has no cudart64_*.dll; is this a CUDA build?")
+        return CudaRuntime(ctypes.CDLL(str(found[0])))
     with open("/proc/self/maps") as maps:
         fields = (line.split(maxsplit=5) for line in maps)
         paths = {

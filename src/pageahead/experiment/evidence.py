@@ -267,6 +267,8 @@ class TrainingRecord(_Model):
     left_out: dict[str, str]
     link: LinkRecord | None
     """Measured before and after, in the same process."""
+    phase_seconds: dict[str, float] = {}
+    """What the run itself spent its time on."""
 
     @property
     def tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -107,10 +108,24 @@ class Phases:
         self._report = report
         self._phase = ""
         self._steps = 0
+        self._since = time.perf_counter()
+        self._seconds: dict[str, float] = {}
 
     def enter(self, phase: str) -> None:
+        self._end()
         self._phase = phase
         self._report(phase, self._steps)
+
+    def seconds(self) -> dict[str, float]:
+        """What each phase took so far."""
+        self._end()
+        return {phase: round(taken, 2) for phase, taken in self._seconds.items()}
+
+    def _end(self) -> None:
+        now = time.perf_counter()
+        if self._phase:
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
+        self._since = now
 
     def stepped(self) -> None:
         self._steps += 1

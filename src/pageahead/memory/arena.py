@@ -11,6 +11,7 @@ import bisect
 import ctypes
 import mmap
 import os
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -52,15 +53,9 @@ class Arena:
             HostMemoryError: before anything is allocated, if that much is not available.
         """
         host.require(nbytes)
-        pages = _Pages(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # A forked child (a DataLoader worker) gets none of it: a copy-on-write of page-locked
-        # memory would silently part the addresses that the GPU and this process see.
-        pages.madvise(mmap.MADV_DONTFORK)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without them: small pages, which take longer to make
-                pages.madvise(mmap.MADV_HUGEPAGE)
+        pages = _map(nbytes)
         segment = torch.frombuffer(pages, dtype=torch.uint8)
-        _touch(segment.data_ptr(), nbytes)
+        _touch(segment.data_ptr(), nbytes, self._device.near_cpus())
         if self._device.pin(segment.data_ptr(), nbytes):
             release = weakref.finalize(
                 pages, _release, self._device, segment.data_ptr(), os.getpid()
@@ -100,10 +95,33 @@ class Arena:
         return flat.view(shape)
 
 
-def _touch(address: int, nbytes: int) -> None:
-    """Let several threads bring in the pages; one alone takes seconds for a few GiB."""
+def _map(nbytes: int) -> _Pages:
+    if sys.platform == "win32":
+        return _Pages(-1, nbytes)  # where nothing forks
+    pages = _Pages(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "linux":
+        # A forked child (a DataLoader worker) gets none of it: a copy-on-write of page-locked
+        # memory would silently part the addresses that the GPU and this process see.
+        pages.madvise(mmap.MADV_DONTFORK)
+        with suppress(OSError):  # a kernel without them: small pages, which take longer to make
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
+
+
+def _touch(address: int, nbytes: int, near: frozenset[int]) -> None:
+    """Let several threads bring in the pages; one alone takes seconds for a few GiB.
+
+    The threads run on the CPUs in `near`, if there are any: pages come from their node's memory.
+    """
+
+    def settle() -> None:
+        if near and sys.platform == "linux":
+            with suppress(OSError):  # not allowed to: pages come from wherever this thread runs
+                os.sched_setaffinity(0, near)  # of this thread
+
     starts = range(0, nbytes, _TOUCH_BYTES)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1, len(starts))) as threads:
+    count = min(8, len(near) or os.cpu_count() or 1, len(starts))
+    with ThreadPoolExecutor(count, initializer=settle) as threads:
         list(
             threads.map(
                 lambda start: ctypes.memset(address + start, 0, min(_TOUCH_BYTES, nbytes - start)),

@@ -42,6 +42,7 @@ def test_a_cell_on_the_cpu(bits) -> None:
     assert list(arms)[:2] == ["hbm", "model"]
     assert len(arms) == (11 if bits == 32 else 10)
     assert said[-1] == ("comparing bits", len(arms) * PROTOCOL.steps)
+    assert set(record.phase_seconds) == {phase for phase, _ in said}
     state = arms["hbm"].state_bytes
     assert arms["hbm"].hbm_state_bytes == state >= 2 * record.parameters * bits // 8
     for name, arm in arms.items():

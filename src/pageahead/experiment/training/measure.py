@@ -117,6 +117,7 @@ def _measure(request: TrainingRequest, identity: Identity, phases: Phases) -> Tr
         groups=[_with_bounds(group, link) for group in groups],
         left_out=grouping.left_out,
         link=link,
+        phase_seconds=phases.seconds(),
     )
 
 

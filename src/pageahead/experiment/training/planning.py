@@ -24,7 +24,7 @@ MOST_HOST = 90 * 10**9
 SHARE = 0.9  # of what is free now
 PARAMETER_BYTES = 2  # BF16, and so are gradients
 RING_BYTES = 4 * (32 << 20)
-BACKWARD_RING_BYTES = 1 << 30  # at most; chunks come in at the pace of backward, so it is longer
+BACKWARD_RING_BYTES = 2 << 30  # at most; chunks come in at the pace of backward, so it is longer
 CUDA_BYTES = 1 << 30  # cuBLAS, buffers of the link's measurement, rounding by the allocator
 
 
@@ -91,7 +91,7 @@ def of_arm(arm: ArmSpec, shape: Shape, cell: TrainingCell) -> Memory:
     streamed = max(0, state - resident)
     ring = RING_BYTES
     if arm.way == "during":
-        ring = max(ring, min(streamed // 10, BACKWARD_RING_BYTES))
+        ring = max(ring, min(streamed // 8, BACKWARD_RING_BYTES))
     return Memory(weights + resident + ring, streamed)
 
 
