@@ -203,3 +203,21 @@ def spoil_places(entries: dict[str, Any]) -> None:
 
 def narrow_scales(entries: dict[str, Any]) -> None:
     entries["absmax1"] = entries["absmax1"][:, :-1]
+
+
+def distribute(name: str, make: Make, steps: int, later: int, broadcast: bool) -> Any:
+    """Gather whole state, load it into another sharded optimizer; weights of both later."""
+    model = sharded(make())
+    optimizer = ours(name, model.parameters(), lr=1e-2)
+    train(model, optimizer, range(steps))
+    options = StateDictOptions(full_state_dict=True, cpu_offload=broadcast)
+    model_state = get_model_state_dict(model, options=options)
+    contents = get_optimizer_state_dict(model, optimizer, options=options)
+    train(model, optimizer, range(steps, steps + later))
+    other = sharded(make())
+    resumed = ours(name, other.parameters())
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast)
+    set_model_state_dict(other, model_state, options=options)
+    set_optimizer_state_dict(other, resumed, contents, options=options)
+    train(other, resumed, range(steps, steps + later))
+    return weights(model), weights(other)

@@ -144,3 +144,11 @@ def test_state_that_does_not_fit_changes_nothing(change: object, words: str, ran
     for message in ranks.run(2, saving.refused, "PagedAdamW8bit", make, change):
         assert message.startswith("CheckpointError: state of parameter 0 of group 0")
         assert words in message
+
+
+@pytest.mark.parametrize("broadcast", [False, True])
+@pytest.mark.parametrize("name", ["PagedAdamW32bit", "PagedAdEMAMix8bit"])
+def test_gathered_state_is_dealt_out_again(name: str, broadcast: bool, ranks: Ranks) -> None:
+    arguments = name, partial(Product, ALIGNED), STEPS, LATER, broadcast
+    for expected, found in ranks.run(2, saving.distribute, *arguments):
+        assert_equal_weights(found, expected)
