@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pageahead.optim.sharded import check_gradient, is_sharded, local, wait_for
+
 if TYPE_CHECKING:
     from pageahead.optim.homes import Home
 
@@ -96,7 +98,8 @@ def collect(listing: Iterable[Active], done: Container[torch.Tensor] = ()) -> li
     Raises:
         TypeError: a gradient is sparse, or its dtype is not the parameter's or not one that
             bitsandbytes' kernels have.
-        ValueError: a gradient is on another device or of another shape than its parameter.
+        ValueError: a gradient is on another device, of another shape or sharded differently than
+            its parameter.
     """
     found = []
     for active in listing:
@@ -125,6 +128,8 @@ def check(parameter: torch.Tensor, gradient: torch.Tensor, active: Active) -> No
         or gradient.shape != parameter.shape
     ):
         _refuse(parameter, gradient, active)
+    if is_sharded(parameter) or is_sharded(gradient):
+        check_gradient(parameter, gradient, _describe(active))
 
 
 def make_contiguous(actives: Iterable[Active]) -> None:
@@ -132,17 +137,25 @@ def make_contiguous(actives: Iterable[Active]) -> None:
     for active in actives:
         parameter = active.parameter
         gradient = parameter.grad
-        if not parameter.is_contiguous():
-            parameter.data = parameter.data.contiguous()
-        if gradient is not None and not gradient.is_contiguous():
-            parameter.grad = gradient.contiguous()
+        part = local(parameter)
+        if not part.is_contiguous():
+            part.data = part.data.contiguous()
+        if gradient is not None:
+            wait_for(gradient)
+            if not local(gradient).is_contiguous():
+                parameter.grad = gradient.contiguous()
 
 
-def _refuse(parameter: torch.Tensor, gradient: torch.Tensor, active: Active) -> None:
-    what = (
+def _describe(active: Active) -> str:
+    parameter = active.parameter
+    return (
         f"parameter {active.pindex} of group {active.gindex} (shape {tuple(parameter.shape)}, "
         f"{parameter.dtype}, {parameter.device})"
     )
+
+
+def _refuse(parameter: torch.Tensor, gradient: torch.Tensor, active: Active) -> None:
+    what = _describe(active)
     nothing = "Nothing was updated."
     if gradient.layout != torch.strided or parameter.layout != torch.strided:
         raise TypeError(

@@ -24,7 +24,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from pageahead.optim.active import Active, check, make_contiguous
 from pageahead.optim.engine import Engine
 from pageahead.optim.homes import check_homes, refuse_capture
-from pageahead.optim.misuse import changed_groups, groups_of, other_users
+from pageahead.optim.misuse import changed_groups, groups_of, other_users, refuse_kept_shards
+from pageahead.optim.sharded import local
 from pageahead.optim.wave import Lane, Mark, Wave, is_placeholder, placeholder
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ class BackwardUpdates:
             if parameter.requires_grad and id(parameter) not in self._attached
         ]
         self.refuse_second(new)
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            refuse_kept_shards(optimizer.paging, new)
         me = weakref.ref(self)
 
         def hook(parameter: torch.Tensor) -> None:
@@ -155,9 +159,9 @@ class BackwardUpdates:
         # bitsandbytes' kernels do not tell autograd: a backward node that still needs the old
         # value would silently take the new one.
         torch.autograd.graph.increment_version(parameter)
-        if optimizer.paging.free_grads and gradient.numel() > 1:
+        if optimizer.paging.free_grads and local(gradient).numel() > 1:
             # Of one element nothing is freed, and adding to a placeholder would not raise.
-            engine.keep(gradient)
+            engine.keep(local(gradient))
             gradient = parameter.grad = placeholder(gradient)
         return Mark(gradient, gradient._version)
 
@@ -218,11 +222,11 @@ class BackwardUpdates:
                 active.config = None
                 places[id(active.parameter)].append(active)
         found = [actives[0] for actives in places.values() if len(actives) == 1]
-        addresses = Counter(actives[0].parameter.data_ptr() for actives in places.values())
+        addresses = Counter(local(actives[0].parameter).data_ptr() for actives in places.values())
         return [
             active
             for active in found
-            if addresses[active.parameter.data_ptr()] == 1 or not active.parameter.numel()
+            if addresses[(part := local(active.parameter)).data_ptr()] == 1 or not part.numel()
         ]
 
     @contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pageahead.optim.fitting import WRAPPED, CheckpointError, Saved, check_fit, count_of
+from pageahead.optim.resharding import requantize
 
 if TYPE_CHECKING:
     from pageahead.optim.paged import PagedOptimizer
@@ -83,6 +84,7 @@ def fill(state: dict[str, Any], saved: Saved, made: dict[str, Any]) -> None:
     for key in state.keys() - saved.entries.keys():
         del state[key]
     state.update(made)
+    requantize(state, saved.elsewhere)
 
 
 def unwrapped(state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -142,7 +142,7 @@ class Elastic:
         self, optimizer: StatePlaces, device: torch.device, candidates: Sequence[Candidate]
     ) -> int:
         """Bytes that state of these candidates may take of the device now."""
-        large = [one for one in candidates if one.shape.numel >= PAGED_NUMEL]
+        large = [one for one in candidates if one.large]
         must = sum(one.shape.nbytes for one in large if one.limits_update_norm)
         record = self._records.get(device)
         waits = not self._decided or (record is not None and record.lowered)
@@ -345,7 +345,7 @@ class Elastic:
 
     def residency(self, optimizer: StatePlaces) -> Residency:
         """See `PagedOptimizer.residency`."""
-        large = [home for home in optimizer._homes.values() if home.shape.numel >= PAGED_NUMEL]
+        large = [home for home in optimizer._homes.values() if home.large]
         rings = [engine.ring for engine in optimizer._engines.values()]
         return Residency(
             sum(home.shape.nbytes for home in large if not home.paged),
@@ -379,7 +379,7 @@ def _leaving(resident: Sequence[list[Member]], nbytes: int) -> list[Member]:
 def _beside(candidate: Candidate) -> int:
     """Bytes of device memory that its state takes in any case: small state, absmax."""
     shape = candidate.shape
-    if shape.numel < PAGED_NUMEL:
+    if not candidate.large:
         return shape.nbytes
     blocks = -(-shape.numel // BLOCK)
     return sum(4 * rows * blocks for rows, itemsize in shape.tensors if itemsize == 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pageahead.device.trace import Names
 from pageahead.optim.paged import PagedOptimizer
+from pageahead.optim.sharded import local
 
 __all__ = ["name_memory"]
 
@@ -15,9 +16,9 @@ def name_memory(names: Names, optimizer: PagedOptimizer) -> None:
     state, which stays where it is, is called by its own name, as resident state is.
     """
     for number, (_, _, parameter) in enumerate(optimizer._listed()):
-        names.give(parameter, f"parameter {number}")
+        names.give(local(parameter), f"parameter {number}")
         if parameter.grad is not None:
-            names.give(parameter.grad, f"gradient {number}")
+            names.give(local(parameter.grad), f"gradient {number}")
         for key, tensor in optimizer.state.get(parameter, {}).items():
             if key.startswith(("state", "absmax", "qmap")):
                 names.give(tensor, f"{key} of {number}")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pageahead.memory.layout import BLOCK
+from pageahead.optim.resharding import share
 from pageahead.optim.routing import Candidate, state_shape
+from pageahead.optim.sharded import local
 
 if TYPE_CHECKING:
     from pageahead.optim.paged import PagedOptimizer
@@ -41,6 +43,8 @@ class Saved:
     pindex: int
     entries: Mapping[str, Any]
     candidate: Candidate
+    elsewhere: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Scales for `pageahead.optim.resharding.requantize`, of 8-bit state that is cut elsewhere."""
 
 
 def check_fit(
@@ -75,8 +79,7 @@ def check_fit(
         flat.pop(WRAPPED, None)
         # torch.distributed.checkpoint makes such an entry of each name it finds nothing under.
         if any(not _is_nothing(value) for value in flat.values()):
-            gindex, pindex, parameter = places[key]
-            saved.append(_check_entries(optimizer, parameter, gindex, pindex, flat))
+            saved.append(_check_share(optimizer, places[key], flat))
     return saved, groups
 
 
@@ -161,6 +164,21 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float))
 
 
+def _check_share(
+    optimizer: PagedOptimizer, place: tuple[int, int, torch.Tensor], entries: Mapping[str, Any]
+) -> Saved:
+    """Check this process's part of the saved state of a parameter that may be sharded."""
+    gindex, pindex, parameter = place
+    config = optimizer.get_config(gindex, pindex, optimizer.param_groups[gindex])
+    try:
+        part, elsewhere = share(parameter, entries, config, optimizer.optimizer_name)
+    except ValueError as error:
+        what = f"state of parameter {pindex} of group {gindex}"
+        raise CheckpointError(f"{what}: {error}") from error
+    checked = _check_entries(optimizer, parameter, gindex, pindex, part)
+    return replace(checked, elsewhere=elsewhere)
+
+
 def _check_entries(
     optimizer: PagedOptimizer,
     parameter: torch.Tensor,
@@ -182,12 +200,9 @@ def _check_entries(
     dtype = getattr(entries["state1"], "dtype", type(entries["state1"]).__name__)
     if dtype not in (torch.float32, torch.uint8):
         raise CheckpointError(f"{what}: state1 is {dtype}; float32 or uint8 was expected")
-    expected = _expected(name, dtype, parameter)
-    if (
-        name == "ademamix"
-        and tuple(entries["state1"].shape) == tuple(parameter.shape)
-        and parameter.dim()
-    ):
+    part = local(parameter)
+    expected = _expected(name, dtype, part)
+    if name == "ademamix" and tuple(entries["state1"].shape) == tuple(part.shape) and part.dim():
         raise CheckpointError(
             f"{what}: state1 has the parameter's own shape, but AdEMAMix keeps two moments in it. "
             f"This is a checkpoint of bitsandbytes' AdEMAMix32bit or PagedAdEMAMix32bit, whose "
@@ -228,7 +243,7 @@ def _check_entries(
                 f"{kind} of shape {shape} was expected"
             )
     limited = max_unorm > 0.0 and dtype == torch.float32
-    shape_of_state = state_shape(name, dtype, parameter.numel())
+    shape_of_state = state_shape(name, dtype, part.numel())
     return Saved(parameter, gindex, pindex, entries, Candidate(parameter, shape_of_state, limited))
 
 

@@ -15,7 +15,7 @@ from pageahead.device import Block, device_for
 from pageahead.memory.layout import StateShape
 from pageahead.optim.active import Active
 from pageahead.optim.paging import Paging
-from pageahead.optim.routing import PAGED_NUMEL, Candidate, choose
+from pageahead.optim.routing import Candidate, choose
 from pageahead.optim.update import MAX_LAUNCH
 
 __all__ = ["Home", "check_homes", "choose_homes", "refuse_capture"]
@@ -28,8 +28,9 @@ class Home:
     Attributes:
         paged: whether it travels (or migrates) at each step; otherwise it stays on the device.
         reason: why, in words.
-        shape: of its state tensors.
+        shape: of its state tensors; of a sharded parameter those of this process.
         device: the parameter's, when state was made.
+        large: whether the parameter is large enough for its state to be paged.
         movable: whether it may change between device and arena later on.
         offset: of its state in the arena, for the streamed strategy.
         placed: whether it has a place in the arena; it keeps it while its state is resident.
@@ -42,6 +43,7 @@ class Home:
     reason: str
     shape: StateShape
     device: torch.device
+    large: bool = False
     movable: bool = False
     offset: int = 0
     placed: bool = False
@@ -72,9 +74,7 @@ def choose_homes(
         ValueError: as `pageahead.optim.routing.choose`, or a parameter is too large for
             bitsandbytes' kernels in one piece.
     """
-    resident = sum(
-        home.shape.nbytes for home in known if not home.paged and home.shape.numel >= PAGED_NUMEL
-    )
+    resident = sum(home.shape.nbytes for home in known if not home.paged and home.large)
     homes = []
     for candidate, (path, reason) in zip(
         candidates, choose(candidates, paging, pageable_bytes, resident, auto_bytes), strict=True
@@ -90,13 +90,14 @@ def choose_homes(
                 f"elements are too many for one launch. Use strategy='streamed' and no "
                 f"hbm_budget, which cuts them. Nothing was updated."
             )
-        movable = numel >= PAGED_NUMEL and not candidate.limits_update_norm and not too_large
+        movable = candidate.large and not candidate.limits_update_norm and not too_large
         homes.append(
             Home(
                 paged,
                 reason,
                 candidate.shape,
                 candidate.parameter.device,
+                large=candidate.large,
                 movable=movable and paging.strategy == "streamed",
             )
         )

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from pageahead.optim.paging import Paging
+from pageahead.optim.sharded import is_sharded
+
 if TYPE_CHECKING:
     from pageahead.optim.paged import PagedOptimizer
 
-__all__ = ["changed_groups", "groups_of", "other_users"]
+__all__ = ["changed_groups", "groups_of", "other_users", "refuse_kept_shards"]
 
 
 def other_users(optimizer: PagedOptimizer, parameters: Iterable[torch.Tensor]) -> None:
@@ -36,6 +39,22 @@ def other_users(optimizer: PagedOptimizer, parameters: Iterable[torch.Tensor]) -
                 "in_backward=True with a GradScaler in use: gradients are scaled until "
                 "scaler.step(), which comes after the updates. Use in_backward=False, or bfloat16 "
                 "without a scaler. Nothing was updated."
+            )
+
+
+def refuse_kept_shards(paging: Paging, parameters: Iterable[torch.Tensor]) -> None:
+    """Raise `ValueError` if gradients of sharded parameters would be kept after their update.
+
+    `clip_grad_norm_` changes the local parts of such gradients without PyTorch counting it, and
+    parts that were reduced together share one count. So a change that has no effect could not be
+    noticed; a gradient that is freed cannot be changed.
+    """
+    for parameter in parameters:
+        if is_sharded(parameter) and not paging.free_grads:
+            raise ValueError(
+                f"in_backward=True with a sharded parameter (DTensor, shape "
+                f"{tuple(parameter.shape)}) needs free_grads=True: clipping its gradient after the "
+                f"update has no effect, and could not be noticed if the gradient were kept."
             )
 
 

@@ -26,9 +26,8 @@ from pageahead.optim.engine import Engine, StateSource
 from pageahead.optim.homes import Home, check_homes, refuse_capture
 from pageahead.optim.hooks import observed
 from pageahead.optim.paging import Paging
-from pageahead.optim.routing import (
-    Route,
-)
+from pageahead.optim.resharding import shared
+from pageahead.optim.routing import Route
 from pageahead.optim.states import StatePlaces
 
 __all__ = ["PagedOptimizer"]
@@ -305,12 +304,14 @@ class PagedOptimizer(StatePlaces):
     def state_dict(self) -> dict[str, Any]:
         """bitsandbytes' state dict. Waits for write-backs first; its tensors are the live state.
 
-        To keep it across the next step, copy it. Where PyTorch's ``get_optimizer_state_dict`` is
-        about to flatten it, no tensor is wrapped.
+        To keep it across the next step, copy it. Of sharded parameters (FSDP2) they are `DTensor`
+        over the live state. Where PyTorch's ``get_optimizer_state_dict`` is about to flatten it, no
+        tensor is wrapped.
         """
         self._check_process("state_dict()")
         self.synchronize()
-        state_dict: dict[str, Any] = super().state_dict()
+        listed = (parameter for _, _, parameter in self._listed())
+        state_dict = shared(super().state_dict(), listed)
         return checkpoint.unwrapped(state_dict) if checkpoint.will_be_flat() else state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:

@@ -15,6 +15,7 @@ from pageahead.memory.ring import Slot
 from pageahead.optim.homes import Home
 from pageahead.optim.paging import Paging
 from pageahead.optim.rates import TYPICAL, Rates
+from pageahead.optim.sharded import local
 from pageahead.optim.update import MAX_LAUNCH, StateViews
 from pageahead.pipeline.pipeline import EARLY
 
@@ -103,7 +104,7 @@ class StepPlan:
 
     def _launches(self, part: Slice, slot: Slot | None) -> Iterator[StateViews]:
         home, state = self.homes[part.item], self.states[self.parameters[part.item]]
-        shape = tuple(self.parameters[part.item].shape)
+        shape = tuple(local(self.parameters[part.item]).shape)
         tensors = home.tensors
         if home.paged and slot is not None:
             tensors = tuple(

@@ -50,11 +50,22 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A parameter about to get state: what a route is chosen from."""
+    """A parameter about to get state: what a route is chosen from.
+
+    Attributes:
+        parameter: the parameter.
+        shape: of the state tensors that this process makes; its own part of a sharded one's.
+        limits_update_norm: whether ``max_unorm`` limits the norm of its update.
+    """
 
     parameter: torch.Tensor
     shape: StateShape
     limits_update_norm: bool
+
+    @property
+    def large(self) -> bool:
+        """Whether its state may be paged. The size of the whole parameter decides, on each rank."""
+        return self.parameter.numel() >= PAGED_NUMEL and self.shape.numel > 0
 
 
 def state_dtype(config: Mapping[str, Any], numel: int) -> torch.dtype:
@@ -104,14 +115,12 @@ def choose(
         ValueError: a parameter's update norm is limited (``max_unorm``), which needs its whole
             state on the device, and the budget does not allow that. Nothing has been changed.
     """
-    large = [number for number, one in enumerate(candidates) if one.shape.numel >= PAGED_NUMEL]
+    large = [number for number, one in enumerate(candidates) if one.large]
     if auto_bytes is None:
         budget = paging.budget_bytes(pageable_bytes) - resident_bytes
     else:
         budget = auto_bytes
-    decided = [
-        ("resident", f"under {PAGED_NUMEL:,} elements, where paging would cost more than it saves")
-    ] * len(candidates)
+    decided = [("resident", _why_small(one)) for one in candidates]
     must = [number for number in large if candidates[number].limits_update_norm]
     needed = sum(candidates[number].shape.nbytes for number in must)
     if needed > max(budget, 0):
@@ -137,6 +146,12 @@ def budget_words(paging: Paging, auto_bytes: int | None) -> str:
     """The budget as the user wrote it and, where it is ``"auto"``, what was decided."""
     decided = f" ({auto_bytes:,} bytes)" if auto_bytes is not None else ""
     return f"hbm_budget={paging.hbm_budget!r}{decided}"
+
+
+def _why_small(candidate: Candidate) -> str:
+    if candidate.parameter.numel() >= PAGED_NUMEL:
+        return "no element of it is on this rank"
+    return f"under {PAGED_NUMEL:,} elements, where paging would cost more than it saves"
 
 
 def _why_paged(paging: Paging, auto_bytes: int | None) -> str:

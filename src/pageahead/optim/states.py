@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pageahead.device import Block, device_for
+from pageahead.memory.layout import BLOCK
 from pageahead.optim import checkpoint
 from pageahead.optim.active import Active
 from pageahead.optim.base import BitsandbytesOptimizer
@@ -18,6 +19,7 @@ from pageahead.optim.homes import Home
 from pageahead.optim.moving import KEYS, give_blocks
 from pageahead.optim.paging import Paging
 from pageahead.optim.routing import PAGED_NUMEL, Candidate, state_dtype, state_shape
+from pageahead.optim.sharded import check_shard, is_sharded, local
 
 __all__ = ["StatePlaces"]
 
@@ -109,7 +111,8 @@ class StatePlaces(BitsandbytesOptimizer):
     def _candidate(self, parameter: torch.Tensor, gindex: int, pindex: int) -> Candidate:
         config = self.get_config(gindex, pindex, self.param_groups[gindex])
         dtype = state_dtype(config, parameter.numel())
-        shape = state_shape(self.optimizer_name, dtype, parameter.numel())
+        check_shard(parameter, config, dtype)
+        shape = state_shape(self.optimizer_name, dtype, local(parameter).numel())
         limited = config["max_unorm"] > 0.0 and dtype == torch.float32
         return Candidate(parameter, shape, limited)
 
@@ -134,6 +137,8 @@ class StatePlaces(BitsandbytesOptimizer):
         finally:
             self._source = None
         state = self.state[parameter]
+        if is_sharded(parameter):
+            _fit_scales(state, local(parameter))
         home.tensors = tuple(state[key] for key in KEYS if key in state)
         home.scales = state.get("absmax1"), state.get("absmax2")
         self._homes[parameter] = home
@@ -141,6 +146,7 @@ class StatePlaces(BitsandbytesOptimizer):
 
     def get_state_buffer(self, p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """bitsandbytes asks here for a zeroed state tensor shaped like `p`."""
+        p = local(p)
         if self._source is not None:
             return self._source.tensor(tuple(p.shape), dtype)
         # Contiguous whatever `p` is, which will be, too, when the kernel runs over their bytes.
@@ -150,6 +156,7 @@ class StatePlaces(BitsandbytesOptimizer):
         self, p: torch.Tensor, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
         """AdEMAMix asks here for its `state1`, which holds two moments."""
+        p = local(p)
         if self._source is not None:
             return self._source.tensor((2, *p.shape), dtype)
         return torch.zeros((2, *p.shape), dtype=dtype, device=p.device)
@@ -264,3 +271,10 @@ class StatePlaces(BitsandbytesOptimizer):
         self.state[parameter] = state
         home.tensors = tuple(state.values())
         self._homes[parameter] = home
+
+
+def _fit_scales(state: dict[str, Any], part: torch.Tensor) -> None:
+    """Give a sharded parameter's state the scales of this process's blocks; it has the whole's."""
+    for key in ("absmax1", "absmax2"):
+        if key in state:
+            state[key] = state[key].new_zeros((*state[key].shape[:-1], -(-part.numel() // BLOCK)))

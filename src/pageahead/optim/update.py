@@ -19,6 +19,7 @@ import torch
 from pageahead.device.managed import on_device
 from pageahead.memory.layout import BLOCK
 from pageahead.optim.active import Active
+from pageahead.optim.sharded import local
 
 __all__ = ["MAX_LAUNCH", "StateViews", "launch"]
 
@@ -67,9 +68,9 @@ def launch(name: str, active: Active, views: StateViews) -> None:
         return  # a launch without blocks is a CUDA error, after which bitsandbytes ends the process
     config, step = active.config, active.step
     assert config is not None
-    parameter = active.parameter
-    gradient = parameter.grad
+    parameter, gradient = local(active.parameter), active.parameter.grad
     assert gradient is not None
+    gradient = local(gradient)
     if not views.whole:
         parameter = parameter.detach().view(-1)[views.start : views.stop]
         gradient = gradient.view(-1)[views.start : views.stop]

@@ -11,6 +11,7 @@ import torch
 from pageahead.memory.layout import Chunk
 from pageahead.optim.active import Active
 from pageahead.optim.engine import Engine
+from pageahead.optim.sharded import is_sharded, local, wrap
 
 __all__ = ["Expected", "Lane", "Mark", "Wave", "is_placeholder", "placeholder"]
 
@@ -117,8 +118,10 @@ class Wave:
 def placeholder(gradient: torch.Tensor) -> torch.Tensor:
     """A gradient without memory. An edit in place raises, and any norm of it is NaN."""
     nan = torch.full((), float("nan"), dtype=gradient.dtype, device=gradient.device)
-    return nan.expand(gradient.shape)
+    part = nan.expand(local(gradient).shape)
+    return wrap(gradient, part, tuple(gradient.shape)) if is_sharded(gradient) else part
 
 
 def is_placeholder(gradient: torch.Tensor) -> bool:
-    return gradient.numel() > 1 and not any(gradient.stride())
+    part = local(gradient)
+    return part.numel() > 1 and not any(part.stride())
