@@ -35,6 +35,7 @@ class Active:
         state: its entry of ``optimizer.state``, as of this step; empty until state is made.
         config: hyperparameters, read when its first slice is updated.
         step: the number of this update, from 1.
+        sharded: whether the parameter is one process's part of it.
     """
 
     parameter: torch.Tensor
@@ -45,6 +46,11 @@ class Active:
     state: dict[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
     step: int = 0
+    sharded: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Once, and not for each parameter in each step.
+        self.sharded = is_sharded(self.parameter)
 
     def open(self, get_config: GetConfig) -> None:
         """Read hyperparameters and count the step, as bitsandbytes does before each update."""
@@ -128,7 +134,7 @@ def check(parameter: torch.Tensor, gradient: torch.Tensor, active: Active) -> No
         or gradient.shape != parameter.shape
     ):
         _refuse(parameter, gradient, active)
-    if is_sharded(parameter) or is_sharded(gradient):
+    if active.sharded or (type(gradient) is not torch.Tensor and is_sharded(gradient)):
         check_gradient(parameter, gradient, _describe(active))
 
 
@@ -137,13 +143,14 @@ def make_contiguous(actives: Iterable[Active]) -> None:
     for active in actives:
         parameter = active.parameter
         gradient = parameter.grad
-        part = local(parameter)
-        if not part.is_contiguous():
-            part.data = part.data.contiguous()
-        if gradient is not None:
-            wait_for(gradient)
-            if not local(gradient).is_contiguous():
-                parameter.grad = gradient.contiguous()
+        if active.sharded:
+            parameter = local(parameter)
+            if gradient is not None:
+                wait_for(gradient)
+        if not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
+        if gradient is not None and not local(gradient).is_contiguous():
+            active.parameter.grad = gradient.contiguous()
 
 
 def _describe(active: Active) -> str:

@@ -41,7 +41,9 @@ def is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that a kernel may read and write: of a `DTensor`, what this process has of it."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    if type(tensor) is torch.Tensor or not isinstance(tensor, DTensor):
+        return tensor
+    return tensor._local_tensor
 
 
 def shards(parameter: torch.Tensor) -> bool:

@@ -68,9 +68,11 @@ def launch(name: str, active: Active, views: StateViews) -> None:
         return  # a launch without blocks is a CUDA error, after which bitsandbytes ends the process
     config, step = active.config, active.step
     assert config is not None
-    parameter, gradient = local(active.parameter), active.parameter.grad
+    parameter = active.parameter
+    gradient = parameter.grad
     assert gradient is not None
-    gradient = local(gradient)
+    if active.sharded:
+        parameter, gradient = local(parameter), local(gradient)
     if not views.whole:
         parameter = parameter.detach().view(-1)[views.start : views.stop]
         gradient = gradient.view(-1)[views.start : views.stop]
