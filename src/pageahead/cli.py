@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pageahead import launch
 from pageahead._version import __version__
 from pageahead.experiment import bench as experiment
 from pageahead.experiment.cells import PRESETS, UnknownCellError, select
@@ -30,6 +31,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
+
+app.command(context_settings=launch.SETTINGS)(launch.run)
 
 PIPED_WIDTH = 100  # columns, where output goes to no terminal that has a width of its own
 
@@ -297,7 +300,7 @@ def doctor(
 
 
 def main() -> None:
-    """Entry point of the ``pageahead`` command."""
+    """Entry point of every command but `run`."""
     app(prog_name="pageahead")
 
 

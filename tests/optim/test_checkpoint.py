@@ -15,7 +15,7 @@ from bitsandbytes.optim.optimizer import MockArgs
 from pageahead import Paging
 from pageahead.memory import host
 from pageahead.memory.host import HostMemoryError
-from pageahead.optim.checkpoint import WRAPPED, CheckpointError
+from pageahead.optim.fitting import WRAPPED, CheckpointError
 from pageahead.optim.paged import PagedOptimizer
 from tests.support import (
     MIB,
@@ -309,6 +309,206 @@ def test_saving_takes_what_the_state_has() -> None:
     assert state < file.tell() < 1.02 * state
 
 
+def file_bytes(saved: dict[str, Any]) -> int:
+    file = io.BytesIO()
+    torch.save(saved, file)
+    return file.tell()
+
+
+def assert_own_storages(optimizer: PagedOptimizer) -> None:
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                assert value.untyped_storage().nbytes() == value.nbytes
+
+
+def tensor_bytes(saved: dict[str, Any]) -> int:
+    return sum(
+        tensor.nbytes
+        for entries in saved["state"].values()
+        for name, tensor in entries[WRAPPED].items()
+        if not name.startswith("qmap")  # one for all
+    )
+
+
+@pytest.mark.parametrize("name", ["PagedAdamW8bit", "PagedAdEMAMix32bit"])
+@pytest.mark.parametrize("loaded", [False, True], ids=["made here", "loaded"])
+def test_a_file_is_as_large_as_its_tensors(name: str, loaded: bool) -> None:
+    """Wherever state is: streamed, on the device, given back, and after loading."""
+    optimizer = ours(name, parameters(*[100_000] * 8), paging=Paging(hbm_budget=0.5))
+    train(optimizer, range(2))
+    if loaded:
+        saved = through_a_file(optimizer.state_dict())
+        optimizer = ours(name, parameters(*[100_000] * 8), paging=Paging(hbm_budget=0.5))
+        optimizer.load_state_dict(saved)
+    expected = tensor_bytes(optimizer.state_dict())
+    assert {"resident", "streamed"} == set(paths(optimizer))
+    # Names, shapes, alignment and the two maps of the 8-bit values beside them.
+    overhead = 64 << 10
+    assert expected < file_bytes(optimizer.state_dict()) < expected + overhead
+    assert_own_storages(optimizer)
+    assert optimizer.release(300_000)
+    assert paths(optimizer).count("streamed") > 4
+    assert expected < file_bytes(optimizer.state_dict()) < expected + overhead
+    assert_own_storages(optimizer)
+    train(optimizer, range(2, 3))
+    assert expected < file_bytes(optimizer.state_dict()) < expected + overhead
+
+
+def test_a_checkpoint_of_views_loads() -> None:
+    """Tensors that are slices of one large one, transposed, or no tensors of their own."""
+    before = ours("PagedAdamW", parameters((300, 400), (400, 300)))
+    train(before, range(2))
+    saved = before.state_dict()
+    for entries in saved["state"].values():
+        state = entries[WRAPPED]
+        state["state1"] = state["state1"].t().contiguous().t()
+        joined = torch.zeros(2, *state["state2"].shape)
+        joined[1] = state["state2"]
+        state["state2"] = joined[1]
+    resumed = ours("PagedAdamW", with_weights_of(before))
+    resumed.load_state_dict(saved)
+    assert_same_bits(resumed, before)
+    for optimizer in (before, resumed):
+        train(optimizer, range(2, 4))
+    assert_same_bits(resumed, before)
+    size = tensor_bytes(resumed.state_dict())
+    assert size < file_bytes(resumed.state_dict()) < size + (16 << 10)
+
+
+def test_no_state_tensor_is_deep_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bitsandbytes and PyTorch copy the whole dict first: twice the state in host memory."""
+    before = trained()
+    saved = before.state_dict()
+    resumed = ours("PagedAdamW8bit", with_weights_of(before))
+
+    def refuse(tensor: torch.Tensor, memo: dict[int, Any]) -> None:
+        raise AssertionError(f"deep copy of {tuple(tensor.shape)}")
+
+    monkeypatch.setattr(torch.Tensor, "__deepcopy__", refuse)
+    with pytest.raises(AssertionError, match="deep copy"):
+        legacy("PagedAdamW8bit", with_weights_of(before)).load_state_dict(saved)
+    resumed.load_state_dict(saved)
+    assert_same_bits(resumed, before)
+
+
+def test_what_is_loaded_from_is_left_alone() -> None:
+    """Also by hooks that change what they get, and by what happens to the optimizer later."""
+    saved = copy.deepcopy(trained().state_dict())
+    saved["param_groups"][0]["lr"] = torch.tensor(0.125)
+    expected = copy.deepcopy(saved)
+    resumed = ours("PagedAdamW8bit", parameters(*SIZES))
+    resumed.load_state_dict(saved)
+    resumed.param_groups[0]["lr"].mul_(2)
+    resumed.param_groups[0]["new"] = 1
+    train(resumed, range(2))
+    assert saved["param_groups"] == expected["param_groups"]
+    assert saved["state"].keys() == expected["state"].keys()
+    for key, entries in expected["state"].items():
+        assert saved["state"][key].keys() == entries.keys()
+        for name, tensor in entries[WRAPPED].items():
+            assert bits(saved["state"][key][WRAPPED][name]) == bits(tensor)
+
+
+def test_hooks_of_saving_run() -> None:
+    optimizer = trained()
+    optimizer.register_state_dict_pre_hook(
+        lambda one: one.state[one.param_groups[0]["params"][0]].update(step=7)
+    )
+
+    def add(one: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        state_dict["more"] = "of mine"
+
+    optimizer.register_state_dict_post_hook(add)
+    saved = optimizer.state_dict()
+    assert saved["more"] == "of mine"
+    assert saved["state"][0]["step"] == 7
+    ours("PagedAdamW8bit", parameters(*SIZES)).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("paging", [Paging(staging=MIB, hbm_budget=0), Paging(hbm_budget=0.5)])
+@pytest.mark.parametrize("name", ["PagedAdamW8bit", "PagedAdamW32bit"])
+def test_state_of_fewer_parameters_over_a_stepped_optimizer(name: str, paging: Paging) -> None:
+    """Those that it has none for start afresh, and nothing is made twice."""
+    before = ours(name, parameters(*SIZES), paging=paging)
+    train(before, range(2), absent=[2, 3])
+    resumed = ours(name, with_weights_of(before), paging=paging)
+    train(resumed, range(5))
+    arena = resumed._engines[torch.device("cpu")].arena
+    assert arena is not None
+    held = arena.nbytes
+    with torch.no_grad():
+        for mine, its in zip(unique_parameters(resumed), unique_parameters(before), strict=True):
+            mine.copy_(its)
+    resumed.load_state_dict(through_a_file(before.state_dict()))
+    assert_same_bits(resumed, before)
+    for optimizer in (before, resumed):
+        train(optimizer, range(2, 4), absent=[2])
+        train(optimizer, range(4, 6))
+    assert_same_bits(resumed, before)
+    assert resumed._engines[torch.device("cpu")].arena is arena
+    assert arena.nbytes == held
+
+
+def test_state_of_more_parameters_over_a_stepped_optimizer() -> None:
+    before = trained(paging=TINY_RING)
+    resumed = ours("PagedAdamW8bit", with_weights_of(before), paging=TINY_RING)
+    train(resumed, range(1), absent=[0, 1])
+    kept = resumed.state[unique_parameters(resumed)[2]]["state1"]
+    with torch.no_grad():
+        for mine, its in zip(unique_parameters(resumed), unique_parameters(before), strict=True):
+            mine.copy_(its)
+    resumed.load_state_dict(before.state_dict())
+    assert resumed.state[unique_parameters(resumed)[2]]["state1"] is kept
+    for optimizer in (before, resumed):
+        train(optimizer, range(3, 5))
+    assert_same_bits(resumed, before)
+
+
+def test_qmaps_stay_shared() -> None:
+    """bitsandbytes makes one for all parameters; a checkpoint keeps that, and so does loading."""
+    resumed = ours("PagedAdamW8bit", parameters(*SIZES))
+    resumed.load_state_dict(through_a_file(trained().state_dict()))
+    maps = {state["qmap1"].data_ptr() for state in resumed.state.values() if "qmap1" in state}
+    assert len(maps) == 1
+
+
+def test_a_failure_to_copy_small_state_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = copy.deepcopy(trained().state_dict())
+    optimizer = trained(steps=5)
+    snapshot = Snapshot(optimizer)
+    original = torch.Tensor.to
+    calls: list[int] = []
+
+    def fail_late(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(self, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "to", fail_late)
+        with pytest.raises(torch.OutOfMemoryError):
+            optimizer.load_state_dict(saved)
+    snapshot.assert_unchanged()
+
+
+def test_state_that_was_sent_to_another_process_stays_the_live_one() -> None:
+    """PyTorch shares a tensor by moving its storage: away from the arena, for good."""
+    optimizer, twin = trained(), trained()
+    for entries in optimizer.state_dict()["state"].values():
+        entries[WRAPPED]["state1"].share_memory_()
+    for one in (optimizer, twin):
+        train(one, range(3, 5))
+    assert_same_bits(optimizer, twin)
+    saved, expected = optimizer.state_dict(), twin.state_dict()
+    for key, entries in expected["state"].items():
+        assert bits(saved["state"][key][WRAPPED]["state1"]) == bits(entries[WRAPPED]["state1"])
+    for one in (optimizer, twin):
+        train(one, range(5, 6))
+    assert_same_bits(optimizer, twin)
+
+
 def test_state_tensors_carry_no_attributes() -> None:
     """``is_paged`` would survive saving, and end stock bitsandbytes when it resumes."""
     for strategy in STRATEGIES:
@@ -397,6 +597,30 @@ MALFORMED: dict[str, tuple[Change, str]] = {
     ),
     "absmax of other blocks": (put(absmax1=torch.zeros(3)), r"absmax1 is .* of shape \(3,\)"),
     "qmap too short": (put(qmap1=torch.zeros(255)), r"qmap1 is .* of shape \(255,\)"),
+    "state1 was freed": (
+        lambda saved: tensors(saved)["state1"].untyped_storage().resize_(0),
+        "state1 has layout torch.strided on cpu; a dense tensor with data was expected",
+    ),
+    "everything lost but step": (
+        lambda saved: saved["state"][0].update({WRAPPED: {"state1": {}, "state2": {}}}),
+        r"nothing is left of \['state1', 'state2'\]",
+    ),
+    "lr is text": (
+        lambda saved: saved["param_groups"][0].update(lr="1e-3"),
+        "lr of group 0 is '1e-3', not a number",
+    ),
+    "three betas": (
+        lambda saved: saved["param_groups"][0].update(betas=(0.9, 0.99, 0.999)),
+        r"betas of group 0 are \(0.9, 0.99, 0.999\); this optimizer has \(0.9, 0.999\)",
+    ),
+    "a parameter twice": (
+        lambda saved: saved["param_groups"][0].update(params=[0, 1, 2, 3, 0]),
+        r"lists parameter 0 twice, this optimizer has two parameters in these places",
+    ),
+    "parameters are lists": (
+        lambda saved: saved["param_groups"][0].update(params=[[0], [1], [2], [3], [4]]),
+        "'params' of the groups are not keys of its state",
+    ),
     "limit of another shape": (put(unorm_vec=torch.zeros(2)), r"unorm_vec is .* of shape \(2,\)"),
     **{
         f"step is {step!r}": (
@@ -475,6 +699,39 @@ def test_too_little_host_memory_for_a_checkpoint(
     snapshot.assert_unchanged()
     monkeypatch.undo()
     train(optimizer, range(2, 4))
+    optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("fault", ["host memory", "tensor"])
+def test_too_little_memory_for_what_a_checkpoint_adds(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some parameters have state already; the others cannot get theirs."""
+    saved = trained(paging=TINY_RING).state_dict()
+    optimizer, twin = (ours("PagedAdamW8bit", parameters(*SIZES), paging=TINY_RING) for _ in "ab")
+    for one in (optimizer, twin):
+        train(one, range(2), absent=[0, 1])
+    snapshot = Snapshot(optimizer)
+    with monkeypatch.context() as patched:
+        if fault == "host memory":
+            patched.setattr(host, "available_bytes", lambda: 1000)
+        else:
+
+            def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+            patched.setattr(torch, "empty", fail)  # the small state of parameter 1
+        with pytest.raises((HostMemoryError, torch.OutOfMemoryError)):
+            optimizer.load_state_dict(saved)
+    snapshot.assert_unchanged()
+    arena = optimizer._engines[torch.device("cpu")].arena
+    other = twin._engines[torch.device("cpu")].arena
+    assert arena is not None
+    assert other is not None
+    assert arena.nbytes == other.nbytes
+    for one in (optimizer, twin):
+        train(one, range(2, 4))
+    assert_same_bits(optimizer, twin)
     optimizer.load_state_dict(saved)
 
 

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from bitsandbytes.functional import GlobalPageManager
+from bitsandbytes.optim import GlobalOptimManager
 
 from pageahead.device import Block
-from pageahead.optim import checkpoint
+from pageahead.optim import checkpoint, copying
 from pageahead.optim.active import Active, Listing, collect, make_contiguous
 from pageahead.optim.backward import BackwardUpdates
 from pageahead.optim.elastic import Elastic, Residency
 from pageahead.optim.engine import Engine, StateSource
 from pageahead.optim.homes import Home, check_homes, refuse_capture
+from pageahead.optim.hooks import observed
 from pageahead.optim.paging import Paging
 from pageahead.optim.resharding import shared
 from pageahead.optim.routing import Route
@@ -34,6 +38,8 @@ class PagedOptimizer(StatePlaces):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "__signature__" in vars(cls):
+            return
         # What inspect and editors show: bitsandbytes' parameters and one more.
         for base in cls.__mro__[1:]:
             if base.__module__.startswith("bitsandbytes."):
@@ -52,7 +58,16 @@ class PagedOptimizer(StatePlaces):
     def __init__(self, *args: Any, paging: Paging | None = None, **kwargs: Any) -> None:
         if paging is not None and not isinstance(paging, Paging):
             raise TypeError(f"paging takes a pageahead.Paging, not {paging!r}")
+        self._prepare_paging(paging)
+        super().__init__(*args, **kwargs)
+        self._watch_gradients()
+
+    def _prepare_paging(self, paging: Paging | None) -> None:
+        """What has to be there before PyTorch's `Optimizer` adds parameters."""
         self.paging = Paging() if paging is None else paging
+        self._prepare_places()
+
+    def _prepare_places(self) -> None:
         self._engines: dict[torch.device, Engine] = {}
         self._homes: dict[torch.Tensor, Home] = {}
         self._reserved: dict[torch.Tensor, Home] = {}
@@ -62,7 +77,9 @@ class PagedOptimizer(StatePlaces):
         self._backward: BackwardUpdates | None = None
         self._source: StateSource | Block | None = None
         self._process = os.getpid()
-        super().__init__(*args, **kwargs)
+
+    def _watch_gradients(self) -> None:
+        """What needs the parameters; last in making an optimizer."""
         self._elastic.watch(self)
         if self.paging.in_backward:
             self._backward = BackwardUpdates(self)
@@ -70,6 +87,7 @@ class PagedOptimizer(StatePlaces):
 
     # --- the step -----------------------------------------------------------------------------
 
+    @observed
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -281,15 +299,21 @@ class PagedOptimizer(StatePlaces):
         self._check_process("synchronize()")
         for engine in self._engines.values():
             engine.settle()
+        self._leave_shared_memory()
 
     def state_dict(self) -> dict[str, Any]:
         """bitsandbytes' state dict. Waits for write-backs first; its tensors are the live state.
 
-        Of sharded parameters (FSDP2) they are `DTensor` over the live state.
+        To keep it across the next step, copy it. Where PyTorch's ``get_optimizer_state_dict`` is
+        about to flatten it, no tensor is wrapped. Of sharded parameters (FSDP2) they are `DTensor`
+        over the live state.
         """
         self._check_process("state_dict()")
         self.synchronize()
-        return shared(super().state_dict(), (parameter for _, _, parameter in self._listed()))
+        state_dict: dict[str, Any] = super().state_dict()
+        if checkpoint.will_be_flat():
+            state_dict = checkpoint.unwrapped(state_dict)
+        return shared(state_dict, (parameter for _, _, parameter in self._listed()))
 
     def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
         """Copy a state dict, of this or a bitsandbytes optimizer, to where state lives here.
@@ -312,3 +336,21 @@ class PagedOptimizer(StatePlaces):
         if self._backward is not None:
             self._backward.state_loaded()
         super()._adopt_state(saved, groups)
+
+    # --- copies of the optimizer --------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PagedOptimizer:
+        return copying.deep_copy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return copying.reduced(self)
+
+    def _take_over(self, attributes: dict[str, Any], groups: list[dict[str, Any]]) -> None:
+        """Become an optimizer like another one, without state; on a new object."""
+        vars(self).update(attributes)
+        self._prepare_places()
+        self.mng = GlobalOptimManager.get_instance()
+        self.page_mng = GlobalPageManager.get_instance()
+        self.initialized = False  # overrides by module are found by the parameters' identity
+        super().__setstate__({"state": defaultdict(dict), "param_groups": groups})
+        self._watch_gradients()

@@ -16,7 +16,7 @@ from pageahead.optim.base import BitsandbytesOptimizer
 from pageahead.optim.elastic import Elastic
 from pageahead.optim.engine import Engine, StateSource
 from pageahead.optim.homes import Home
-from pageahead.optim.moving import give_blocks
+from pageahead.optim.moving import KEYS, give_blocks
 from pageahead.optim.paging import Paging
 from pageahead.optim.routing import PAGED_NUMEL, Candidate, state_dtype, state_shape
 from pageahead.optim.sharded import check_shard, is_sharded, local
@@ -139,7 +139,7 @@ class StatePlaces(BitsandbytesOptimizer):
         state = self.state[parameter]
         if is_sharded(parameter):
             _fit_scales(state, local(parameter))
-        home.tensors = tuple(state[key] for key in ("state1", "state2") if key in state)
+        home.tensors = tuple(state[key] for key in KEYS if key in state)
         home.scales = state.get("absmax1"), state.get("absmax2")
         self._homes[parameter] = home
         self._reserved.pop(parameter, None)
@@ -165,28 +165,20 @@ class StatePlaces(BitsandbytesOptimizer):
         self, saved: Sequence[checkpoint.Saved], groups: Sequence[dict[str, Any]]
     ) -> None:
         """Replace all state by checked state. Takes the memory it needs before it changes any."""
-        before = self._homes, self._reserved, self._engines, self.state
-        same = len(saved) == len(self._homes) and all(
-            one.parameter in self._homes
-            and self._homes[one.parameter].shape == one.candidate.shape
-            and self._homes[one.parameter].device == one.parameter.device
+        made = checkpoint.small(saved)
+        known = {**self._reserved, **self._homes}
+        if saved and all(
+            (home := known.get(one.parameter)) is None
+            or (home.shape == one.candidate.shape and home.device == one.parameter.device)
             for one in saved
-        )
-        if not same:
-            # New homes beside the old ones: whatever fails here leaves those as they were.
-            self._homes, self._reserved, self._engines = {}, {}, {}
-            self.state = defaultdict(dict)
-            try:
-                homes = self._choose_homes([one.candidate for one in saved])
-                self._reserve(homes)
-                for one, home in zip(saved, homes, strict=True):
-                    self._empty_home(one, home)
-            except BaseException:
-                self._homes, self._reserved, self._engines, self.state = before
-                raise
-        for one in saved:
+        ):
+            self._add_homes([one for one in saved if one.parameter not in self._homes])
+            self._drop_homes(self._homes.keys() - {one.parameter for one in saved})
+        else:
+            self._replace_homes(saved)
+        for one, entries in zip(saved, made, strict=True):
             state = self.state[one.parameter]
-            checkpoint.fill(state, one)
+            checkpoint.fill(state, one, entries)
             self._homes[one.parameter].scales = state.get("absmax1"), state.get("absmax2")
         for group, loaded in zip(self.param_groups, groups, strict=True):
             group.update(loaded)
@@ -194,13 +186,79 @@ class StatePlaces(BitsandbytesOptimizer):
             engine.forget_plan()
         self._elastic.changed()
 
+    def _add_homes(self, new: Sequence[checkpoint.Saved]) -> None:
+        """Make places for state that had none, or after an error none."""
+        reserved = {one.parameter: self._reserved.get(one.parameter) for one in new}
+        unplaced = [one for one in new if reserved[one.parameter] is None]
+        homes = dict(
+            zip(
+                (one.parameter for one in unplaced),
+                self._choose_homes([one.candidate for one in unplaced]),
+                strict=True,
+            )
+        )
+        grown = self._reserve(list(homes.values()))
+        try:
+            for one in new:
+                self._empty_home(one, reserved[one.parameter] or homes[one.parameter])
+                self._reserved.pop(one.parameter, None)
+        except BaseException:
+            for parameter, home in reserved.items():
+                self.state.pop(parameter, None)
+                self._homes.pop(parameter, None)
+                if home is not None:
+                    self._reserved[parameter] = home
+            for engine in grown:
+                engine.release_last()
+            raise
+
+    def _drop_homes(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Forget state of parameters. Their places in the arena are kept, should it come again."""
+        for parameter in parameters:
+            self.state.pop(parameter, None)
+            home = self._homes.pop(parameter)
+            if home.placed and home.paged:
+                for tensor in home.tensors:
+                    tensor.detach().zero_()  # as new state is expected there
+                self._reserved[parameter] = home
+            home.tensors, home.scales = (), (None, None)
+
+    def _replace_homes(self, saved: Sequence[checkpoint.Saved]) -> None:
+        """Make new places beside the old ones: whatever fails here leaves those as they were."""
+        before = self._homes, self._reserved, self._engines, self.state
+        self._homes, self._reserved, self._engines = {}, {}, {}
+        self.state = defaultdict(dict)
+        try:
+            homes = self._choose_homes([one.candidate for one in saved])
+            self._reserve(homes)
+            for one, home in zip(saved, homes, strict=True):
+                self._empty_home(one, home)
+        except BaseException:
+            self._homes, self._reserved, self._engines, self.state = before
+            raise
+
+    def _leave_shared_memory(self) -> None:
+        """Take state tensors back to the arena that were shared with another process.
+
+        PyTorch shares a tensor by moving its storage, so it would show the state of that moment
+        for good. What the arena has is the state.
+        """
+        for parameter, home in self._homes.items():
+            if home.placed and home.paged and any(one.is_shared() for one in home.tensors):
+                source = self._engine(home.device).source(home)
+                home.tensors = tuple(
+                    source.tensor(tuple(one.shape), one.dtype) for one in home.tensors
+                )
+                self.state[parameter].update(zip(KEYS, home.tensors, strict=False))
+                self._engine(home.device).forget_plan()
+
     def _empty_home(self, saved: checkpoint.Saved, home: Home) -> None:
         """Make the state tensors that `saved` will be copied to."""
         parameter = saved.parameter
         self._source = self._engine(home.device).source(home) if home.paged else home.block
         state: dict[str, Any] = {}
         try:
-            for key in ("state1", "state2"):
+            for key in KEYS:
                 if key in saved.entries:
                     like = saved.entries[key]
                     state[key] = (

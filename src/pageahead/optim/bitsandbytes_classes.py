@@ -1,4 +1,8 @@
-"""The twelve classes: bitsandbytes' class of the same name, with its state moved by pageahead."""
+"""The twelve classes: bitsandbytes' class of the same name, with its state moved by pageahead.
+
+This module's name is part of the text of the classes, in which Transformers' `Trainer` looks for
+"bitsandbytes" to keep the state of embeddings in 32 bit, as with bitsandbytes' own classes.
+"""
 
 from __future__ import annotations
 

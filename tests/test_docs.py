@@ -1,0 +1,66 @@
+"""Every Python block of a page in docs/ runs, in order, in one namespace."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pageahead import Paging
+from tests.support import assert_same_bits, ours, parameters, train, unique_parameters
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+PAGES = ("checkpoints.md", "getting-started.md", "settings.md")
+"""Pages whose blocks are one program that runs without a GPU and without a network."""
+
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def run(page: str) -> dict[str, Any]:
+    """Run the blocks of a page in the current folder; what they have defined."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    blocks = list(BLOCK.finditer(text))
+    assert len(blocks) == text.count("```python"), "a block that is not closed, or is indented"
+    assert blocks
+    namespace: dict[str, Any] = {"__name__": page}
+    for block in blocks:
+        line = text.count("\n", 0, block.start(1))
+        # So that a traceback names the line of the page.
+        code = compile("\n" * line + block.group(1), str(DOCS / page), "exec")
+        exec(code, namespace)
+    return namespace
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(page)
+
+
+@pytest.mark.parametrize("settings", [Paging(hbm_budget=0.5), Paging(in_backward=True)])
+@pytest.mark.parametrize("name", ["PagedAdamW8bit", "PagedLion32bit", "PagedAdEMAMix8bit"])
+def test_the_recipe_for_safetensors(
+    name: str, settings: Paging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = run("checkpoints.md")
+    sizes = (130_001, 5_000, (300, 400), ())
+    before = ours(name, parameters(*sizes), lr=1e-2, paging=settings)
+    train(before, range(3), absent=[1])
+    recipe["save_safetensors"](before, "it.safetensors")
+    found = [torch.nn.Parameter(one.detach().clone()) for one in unique_parameters(before)]
+    resumed = ours(name, found, paging=settings)
+    recipe["load_safetensors"](resumed, "it.safetensors")
+    assert_same_bits(resumed, before)
+    assert resumed.param_groups[0]["betas"] == before.param_groups[0]["betas"]
+    for optimizer in (before, resumed):
+        train(optimizer, range(3, 5))
+    assert_same_bits(resumed, before)
