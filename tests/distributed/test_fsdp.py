@@ -86,13 +86,13 @@ def test_the_size_of_the_whole_decides_width_and_paging(ranks: Ranks) -> None:
     first, second = ranks.run(2, work.layouts, "PagedAdamW8bit", shapes)
     wide, narrow = "torch.float32", "torch.uint8"
     assert first == [
-        ("resident", narrow, [1, 2048], 1),
-        ("resident", wide, [1, 2047], 1),
-        ("streamed", narrow, [1, 50_000], 1),
-        ("resident", narrow, [1, 49_999], 1),
-        ("streamed", narrow, [1, 100_000], 1),
+        ("resident", narrow, [1, 2048], 8, 1),
+        ("resident", wide, [1, 2047], 0, 1),
+        ("streamed", narrow, [1, 50_000], 196, 1),
+        ("resident", narrow, [1, 49_999], 196, 1),
+        ("streamed", narrow, [1, 100_000], 391, 1),
     ]
-    assert second == [*first[:4], ("resident", narrow, [0, 100_000], 1)]
+    assert second == [*first[:4], ("resident", narrow, [0, 100_000], 0, 1)]
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])

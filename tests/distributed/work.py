@@ -227,8 +227,8 @@ def eight_bit(shapes: Shapes, steps: int, name: str) -> Any:
     return fsdp(name, lambda: Product(shapes), steps)
 
 
-def layouts(name: str, shapes: Shapes) -> list[tuple[str, str, list[int], int]]:
-    """After a step: path, dtype of the state, its local shape, and the count of steps."""
+def layouts(name: str, shapes: Shapes) -> list[tuple[str, str, list[int], int, int]]:
+    """After a step: path, dtype of the state, its local shape, its blocks, the count of steps."""
     model = sharded(Product(shapes))
     optimizer = ours(name, model.parameters())
     train(model, optimizer, range(1))
@@ -237,6 +237,7 @@ def layouts(name: str, shapes: Shapes) -> list[tuple[str, str, list[int], int]]:
             route.path,
             str(optimizer.state[parameter]["state1"].dtype),
             list(optimizer.state[parameter]["state1"].shape),
+            len(optimizer.state[parameter].get("absmax1", ())),
             optimizer.state[parameter]["step"],
         )
         for route, parameter in zip(optimizer.routes(), model.parameters(), strict=True)

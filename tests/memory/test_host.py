@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from pageahead.memory import host
+from pageahead.memory import host, ranks
 from pageahead.memory.host import HostMemoryError, available_bytes, require
 
 GIB = 1 << 30
@@ -46,6 +46,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10 * GIB))
     monkeypatch.setattr(host, "_cgroup_bytes_left", list)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    monkeypatch.setattr(ranks, "_mine", {})
 
 
 NO_FILES = "inactive_file 0\nanon 5"
@@ -123,11 +125,11 @@ def test_the_smallest_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(
-    ("ranks", "share"),
+    ("count", "share"),
     [("4", 10 * GIB // 4), ("1", 10 * GIB), ("0", 10 * GIB), ("", 10 * GIB), ("x", 10 * GIB)],
 )
-def test_ranks_on_one_host_share(monkeypatch: pytest.MonkeyPatch, ranks: str, share: int) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+def test_ranks_on_one_host_share(monkeypatch: pytest.MonkeyPatch, count: str, share: int) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", count)
     assert available_bytes() == share
 
 
@@ -142,6 +144,16 @@ def test_the_error_names_the_sizes_and_what_to_do(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(HostMemoryError, match=r"5,368,709,120 .* \(this process's share among 2"):
         require(6 * GIB)
+
+
+@pytest.mark.usefixtures("machine")
+def test_what_a_rank_holds_counts_against_its_own_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 ranks, 10 GiB free, this one holds 4: 7 each, of which it may take 3 more."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    ranks.note(4 * GIB)
+    assert available_bytes() == 3 * GIB
+    ranks.note(-4 * GIB)
+    assert available_bytes() == 5 * GIB
 
 
 def test_this_machine_has_some_memory_left() -> None:

@@ -19,7 +19,7 @@ from contextlib import suppress
 import torch
 
 from pageahead.device.protocol import Device
-from pageahead.memory import host
+from pageahead.memory import host, ranks
 
 __all__ = ["Arena"]
 
@@ -54,6 +54,8 @@ class Arena:
         """
         host.require(nbytes)
         pages = _map(nbytes)
+        ranks.note(nbytes)
+        weakref.finalize(pages, _no_longer_held, nbytes, os.getpid()).atexit = False
         segment = torch.frombuffer(pages, dtype=torch.uint8)
         _touch(segment.data_ptr(), nbytes, self._device.near_cpus())
         if self._device.pin(segment.data_ptr(), nbytes):
@@ -128,6 +130,11 @@ def _touch(address: int, nbytes: int, near: frozenset[int]) -> None:
                 starts,
             )
         )
+
+
+def _no_longer_held(nbytes: int, process: int) -> None:
+    if os.getpid() == process:
+        ranks.note(-nbytes)
 
 
 def _release(device: Device, address: int, process: int) -> None:

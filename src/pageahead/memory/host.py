@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import psutil
+
+from pageahead.memory.ranks import held, local_ranks
 
 __all__ = ["HostMemoryError", "available_bytes", "require"]
 
@@ -21,7 +22,7 @@ def require(nbytes: int) -> None:
     """Raise `HostMemoryError` if `nbytes` more bytes of host memory are not available."""
     available = available_bytes()
     if nbytes > available:
-        ranks = _local_ranks()
+        ranks = local_ranks()
         share = f" (this process's share among {ranks} on this host)" if ranks > 1 else ""
         raise HostMemoryError(
             f"optimizer state needs {nbytes:,} bytes of host memory, but only {available:,} bytes "
@@ -33,18 +34,17 @@ def require(nbytes: int) -> None:
 def available_bytes() -> int:
     """Bytes this process may take without the kernel having to kill something.
 
-    The smaller of what the machine and each enclosing cgroup have left, divided by the number of
-    ranks a launcher started on this host (``LOCAL_WORLD_SIZE``), which all ask at the same time.
+    The smaller of what the machine and each enclosing cgroup have left. Where a launcher started
+    several ranks on this host (``LOCAL_WORLD_SIZE``): an even share of that and of what they hold
+    already, less what this one holds.
     """
-    left: list[int] = [psutil.virtual_memory().available, *_cgroup_bytes_left()]
-    return max(0, min(left)) // _local_ranks()
-
-
-def _local_ranks() -> int:
-    try:
-        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    except ValueError:
-        return 1
+    limits: list[int] = [psutil.virtual_memory().available, *_cgroup_bytes_left()]
+    left = max(0, min(limits))
+    ranks = local_ranks()
+    if ranks == 1:
+        return left
+    mine, total = held()
+    return max(0, min(left, (left + total) // ranks - mine))
 
 
 def _cgroup_bytes_left(

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-__all__ = ["BitsandbytesOptimizer"]
+__all__ = ["WRAPPED", "BitsandbytesOptimizer"]
+
+WRAPPED = "__bnb_optimizer_quant_state__"
+"""Under this key bitsandbytes keeps the tensors that FSDP must not gather."""
 
 if TYPE_CHECKING:
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pageahead.memory.layout import BLOCK
+from pageahead.optim.base import WRAPPED
 from pageahead.optim.resharding import share
 from pageahead.optim.routing import Candidate, state_shape
 from pageahead.optim.sharded import local
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from pageahead.optim.paged import PagedOptimizer
 
 __all__ = ["WRAPPED", "CheckpointError", "Saved", "check_fit", "count_of"]
-
-WRAPPED = "__bnb_optimizer_quant_state__"
-"""Under this key bitsandbytes keeps the tensors that FSDP must not gather."""
 
 QMAP_NUMEL = 256
 UNORM = ((1,), torch.float32)

@@ -304,15 +304,16 @@ class PagedOptimizer(StatePlaces):
     def state_dict(self) -> dict[str, Any]:
         """bitsandbytes' state dict. Waits for write-backs first; its tensors are the live state.
 
-        To keep it across the next step, copy it. Of sharded parameters (FSDP2) they are `DTensor`
-        over the live state. Where PyTorch's ``get_optimizer_state_dict`` is about to flatten it, no
-        tensor is wrapped.
+        To keep it across the next step, copy it. Where PyTorch's ``get_optimizer_state_dict`` is
+        about to flatten it, no tensor is wrapped. Of sharded parameters (FSDP2) they are `DTensor`
+        over the live state.
         """
         self._check_process("state_dict()")
         self.synchronize()
-        listed = (parameter for _, _, parameter in self._listed())
-        state_dict = shared(super().state_dict(), listed)
-        return checkpoint.unwrapped(state_dict) if checkpoint.will_be_flat() else state_dict
+        state_dict: dict[str, Any] = super().state_dict()
+        if checkpoint.will_be_flat():
+            state_dict = checkpoint.unwrapped(state_dict)
+        return shared(state_dict, (parameter for _, _, parameter in self._listed()))
 
     def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
         """Copy a state dict, of this or a bitsandbytes optimizer, to where state lives here.

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from pageahead.memory.layout import BLOCK
+from pageahead.optim.base import WRAPPED
 from pageahead.optim.blocks import by_blocks, by_rows, first_scales, row_width
 from pageahead.optim.sharded import (
     check_shard,
@@ -28,7 +29,6 @@ from pageahead.optim.sharded import (
 
 __all__ = ["requantize", "share", "shared"]
 
-WRAPPED = "__bnb_optimizer_quant_state__"
 STATES = ("state1", "state2")
 SCALES = {"absmax1": "state1", "absmax2": "state2"}
 
