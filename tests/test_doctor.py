@@ -113,7 +113,7 @@ def test_a_library_that_is_missing_is_bad() -> None:
 
 def test_ranks_share_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert "share of 4 ranks" in findings._host_memory().value
+    assert "this one of 4 ranks" in findings._host_memory().value
 
 
 def test_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from pageahead.experiment.identity import Identity
 from pageahead.experiment.table import amount
 from pageahead.memory import host
 from pageahead.memory.arena import Arena
+from pageahead.memory.ranks import local_ranks
 
 __all__ = ["Finding", "findings"]
 
@@ -107,8 +108,8 @@ def _kinds(identity: Identity) -> Iterator[Finding]:
 def _host_memory() -> Finding:
     available = host.available_bytes()
     total = psutil.virtual_memory().total
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    share = f" (a share of {ranks} ranks')" if ranks > 1 else ""
+    ranks = local_ranks()
+    share = f" (this one of {ranks} ranks)" if ranks > 1 else ""
     return Finding(
         name="host memory",
         value=f"{amount(available)} available of {amount(total)}{share}",
