@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 import torch
 from rich.console import Console
 
 from pageahead.experiment.evidence import Environment
 from pageahead.experiment.oracle import command, records
+from pageahead.experiment.oracle import shrink as shrinking
 from pageahead.experiment.oracle.case import parse_case
 from pageahead.experiment.oracle.check import check, check_group
 from pageahead.experiment.oracle.layouts import Layout
@@ -21,6 +23,12 @@ CPU = torch.device("cpu")
 CASE = parse_case(
     "adamw8bit/8/float16/streamed+staging=1MiB/64,120x900,400x1001/steps=7/absent/changing"
 )
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch) -> None:
+    """A slow machine makes cases as small as a fast one does."""
+    monkeypatch.setattr(shrinking, "SECONDS", float("inf"))
 
 
 def verify(case, out=None) -> tuple[bool, str]:

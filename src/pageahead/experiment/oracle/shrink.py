@@ -49,7 +49,7 @@ def shrink(
     *,
     run: Check | None = None,
     attempts: int = ATTEMPTS,
-    seconds: float = SECONDS,
+    seconds: float | None = None,
 ) -> Smallest:
     """Make a case that failed with `result` as small as it gets while it fails with that.
 
@@ -58,9 +58,10 @@ def shrink(
         result: in which way.
         device: where it is checked.
         run: checks a case; `check` on `device` if not given.
-        attempts, seconds: after either it stops with what it has.
+        attempts, seconds: after either it stops with what it has. By default `SECONDS`.
     """
-    search = _Search(result, run or (lambda one: check(one, device)), attempts, seconds)
+    limit = SECONDS if seconds is None else seconds
+    search = _Search(result, run or (lambda one: check(one, device)), attempts, limit)
     # The first step after which it fails is found from the front: later ones only carry it on.
     for steps in range(1, case.steps + 1):
         if search.fails(replace(case, steps=steps)):
