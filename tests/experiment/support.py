@@ -24,7 +24,7 @@ def timings(*rounds: list[float]) -> Timings:
     return Timings.of([[Sample(value, value, 0.0) for value in one] for one in rounds])
 
 
-def environment(device: str = "cuda") -> Environment:
+def environment(device: str = "cuda", gpu_bytes: int = 1 << 37, **fields: object) -> Environment:
     return Environment(
         run=RUN,
         argv=["bench"],
@@ -32,7 +32,7 @@ def environment(device: str = "cuda") -> Environment:
         gpu=Gpu(
             name="A GPU",
             compute_capability="9.0",
-            memory_bytes=1 << 37,
+            memory_bytes=gpu_bytes,
             driver="580.1",
             cuda_runtime="13.0",
         ),
@@ -47,7 +47,7 @@ def environment(device: str = "cuda") -> Environment:
         dirty=False,
         source_sha256="0" * 64,
         link=LinkRecord(to_device=[55.0], to_host=[54.0], duplex=[50.0]),
-    )
+    ).model_copy(update=fields)
 
 
 def cell(
