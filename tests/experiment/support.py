@@ -11,6 +11,7 @@ from pageahead.experiment.evidence import (
     LegacyRecord,
     LinkRecord,
     PathSummary,
+    PeakRecord,
     Timings,
 )
 from pageahead.experiment.protocol import Protocol, Sample
@@ -48,6 +49,23 @@ def environment(device: str = "cuda", gpu_bytes: int = 1 << 37, **fields: object
         source_sha256="0" * 64,
         link=LinkRecord(to_device=[55.0], to_host=[54.0], duplex=[50.0]),
     ).model_copy(update=fields)
+
+
+def peak(name: str, arm: str, driver_peak: int = 4096 * MIB, staging: int = 0) -> PeakRecord:
+    return PeakRecord(
+        run=RUN,
+        cell=name,
+        arm=arm,
+        device="cuda",
+        device_name="A GPU",
+        library="libbitsandbytes_cuda130.so",
+        steps=10,
+        samples=100,
+        driver_before=512 * MIB,
+        driver_peak=driver_peak,
+        torch_peak=1024 * MIB,
+        staging=staging,
+    )
 
 
 def cell(
