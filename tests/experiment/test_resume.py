@@ -284,11 +284,14 @@ def test_a_changed_package_is_measured_if_allowed_and_an_unknown_one_always(play
 def test_a_failed_peak_says_what_failed(play) -> None:
     preset = Preset("matrix", "", TWO.cells[:1], PROTOCOL, evidence=True)
     died = runner.WorkerError("died")
-    good, _, _ = play([environment(), cell(), died, died], preset)
+    good, _, said = play([environment(), cell(), died, died], preset)
     assert good is False
-    assert [record.reason for record in read(play.out) if isinstance(record, FailedRecord)] == [
-        "peak memory: died"
-    ] * 2
+    failures = [record for record in read(play.out) if isinstance(record, FailedRecord)]
+    assert [(one.what, one.strategies, one.reason) for one in failures] == [
+        ("peak memory", ["legacy"], "died"),
+        ("peak memory", ["streamed"], "died"),
+    ]
+    assert "FAILED adamw32/8x1Mi (streamed): peak memory: died" in said
 
 
 def test_appending_keeps_what_is_there(tmp_path) -> None:

@@ -311,12 +311,12 @@ def _measure(request: messages.MeasureRequest, bar: _Bar) -> Iterator[Record]:
     except runner.WorkerError as error:
         if error.answer is not None:
             yield error.answer
-        what = "peak memory: " if isinstance(request, messages.PeakRequest) else ""
         yield FailedRecord(
             run=request.run,
             cell=request.cell,
             strategies=request.strategies,
-            reason=f"{what}{error}",
+            reason=str(error),
+            what="peak memory" if isinstance(request, messages.PeakRequest) else "steps",
         )
     else:
         yield answer

@@ -347,6 +347,8 @@ class FailedRecord(_Model):
     cell: str
     strategies: list[str]
     reason: str
+    what: Literal["steps", "peak memory"] = "steps"
+    """Which was to be measured."""
 
 
 class SetupFailedRecord(_Model):

@@ -37,7 +37,7 @@ class Watch:
         samples: how often was looked.
     """
 
-    def __init__(self, used: Callable[[], int], every: float = EVERY_SECONDS) -> None:
+    def __init__(self, used: Callable[[], int], every: float) -> None:
         self._used = used
         self._every = every
         self._lock = threading.Lock()
@@ -94,7 +94,7 @@ def measure_peak(request: PeakRequest, report: Report) -> PeakRecord:
     torch.cuda.init()
     before = _used(identity.device)
     torch.cuda.reset_peak_memory_stats(identity.device)
-    with Watch(lambda: _used(identity.device)) as watch:
+    with Watch(lambda: _used(identity.device), EVERY_SECONDS) as watch:
         workload = Workload(cell.layout.shapes_on("cuda"), identity.device, SEED, GRADIENT_SETS)
         if name == "legacy":
             arm = Arm.legacy(cell.optimizer, workload, "cuda", cell.residency)

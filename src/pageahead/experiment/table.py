@@ -41,7 +41,7 @@ def results(records: Sequence[Record]) -> Table:
         if isinstance(record, CellRecord):
             for candidate in record.candidates:
                 table.add_row(*_row(record, candidate))
-        elif isinstance(record, FailedRecord):
+        elif isinstance(record, FailedRecord) and record.what == "steps":
             optimizer, _, layout = record.cell.partition("/")
             failed = Text("failed", style="bold red")
             for strategy in record.strategies:
@@ -64,7 +64,8 @@ def notes(records: Sequence[Record]) -> list[str]:
     for record in records:
         if isinstance(record, FailedRecord):
             strategies = ", ".join(record.strategies)
-            said.append(f"FAILED {record.cell} ({strategies}): {record.reason}")
+            what = "" if record.what == "steps" else f"{record.what}: "
+            said.append(f"FAILED {record.cell} ({strategies}): {what}{record.reason}")
         elif isinstance(record, LeftOutRecord):
             said.append(f"{record.cell}: {record.strategy} left out; {record.reason}.")
         elif isinstance(record, CellRecord):

@@ -11,11 +11,11 @@ these ratios from their order statistics and compares it with 1:
 * ``SAME``: all of it within 1 % of 1, on either side (an equivalence test by inclusion of the
   interval); ``FASTER``: all of it above 1; ``SLOWER``: all of it below 1; ``UNDECIDED`` otherwise.
 
-Sources: the interval, David and Nagaraja, Order Statistics (3rd edition, 2003), section 7.1, and Le
-Boudec, Performance Evaluation of Computer and Communication Systems (2010), section 2.2; that such
-intervals and not means decide about measured times, Hoefler and Belli, Scientific Benchmarking of
-Parallel Computing Systems (SC 2015); equivalence by inclusion, Schuirmann (1987); and that a
-comparison may end undecided, NVIDIA's nvbench.
+Sources: the interval, Conover, Practical Nonparametric Statistics (3rd edition, 1999), and Le
+Boudec, Performance Evaluation of Computer and Communication Systems (2010); that such intervals and
+not means decide about measured times, Hoefler and Belli, Scientific Benchmarking of Parallel
+Computing Systems (SC 2015); equivalence by inclusion, Schuirmann (1987); and that a comparison may
+end undecided, NVIDIA's nvbench.
 """
 
 from __future__ import annotations

@@ -311,11 +311,14 @@ def test_a_cell_that_is_no_evidence_of_itself_is_missing_with_the_reason(new, sa
 
 def test_a_cell_that_failed_and_then_did_not_is_complete() -> None:
     died = FailedRecord(run=RUN, cell=CELL.cell, strategies=["streamed"], reason="died")
+    elsewhere = died.model_copy(update={"what": "peak memory"})
     assert judged([died, *GOOD]).verdict == "GO"
     decision = judged(
         [died, *without(lambda one: isinstance(one, CellRecord) and one.cell == CELL.cell)]
     )
     assert f"{CELL.cell}: failed: died" in finding(decision, "2").missing
+    records = without(lambda one: isinstance(one, CellRecord) and one.cell == CELL.cell)
+    assert f"{CELL.cell}: not measured" in finding(judged([elsewhere, *records]), "2").missing
 
 
 def test_of_two_records_the_last_complete_one_counts_and_that_is_said() -> None:

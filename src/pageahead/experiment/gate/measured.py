@@ -91,7 +91,7 @@ def collect(evidence: Evidence, strategy: str, thresholds: Thresholds) -> Collec
     others: list[str] = []
     repeated: list[str] = []
     for failed in evidence.failed:
-        if strategy in failed.strategies and not failed.reason.startswith("peak memory"):
+        if strategy in failed.strategies and failed.what == "steps":
             incomplete[failed.cell] = f"failed: {failed.reason}"
     for left_out in evidence.left_out:
         if left_out.strategy == strategy:
