@@ -60,6 +60,23 @@ def test_everything_given_and_recorded_without_the_folder(options, tmp_path) -> 
     assert asked.argv == [*words.split(), "run.jsonl"]
 
 
+def test_what_a_run_for_the_gate_may_ask_for(options) -> None:
+    words = "bench --preset matrix --device auto --select oversubscribed --strategy streamed "
+    words += "--expect H200 --oversubscribe --allow-dirty"
+    assert run(cli.app, words.split()).exit_code == 0
+    (asked,) = options
+    assert [cell.name for cell in asked.cells] == ["adamw32/32x8Mi@oversubscribed"]
+    assert (asked.expect, asked.oversubscribe, asked.allow_dirty) == ("H200", True, True)
+    assert sorted(asked.argv) == sorted(words.split())
+
+
+def test_nothing_is_oversubscribed_or_changed_unless_asked_for(options) -> None:
+    assert run(cli.app, ["bench", "--preset", "matrix"]).exit_code == 0
+    (asked,) = options
+    assert (asked.expect, asked.oversubscribe, asked.allow_dirty) == (None, False, False)
+    assert asked.strategies == ["streamed", "lookahead"]
+
+
 def test_choices_are_those_there_are() -> None:
     assert [one.value for one in cli.PresetName] == [*PRESETS, "training"]
     assert [one.value for one in cli.StrategyName] == [*STRATEGIES, "resident"]
@@ -141,6 +158,9 @@ def test_training_with_everything(training_options, tmp_path) -> None:
         ("--preset training --params 1000", "the smallest has"),
         ("--preset training --select lion8", "adamw32/4096"),
         ("--params 2000000", "only for --preset training"),
+        ("--preset training --expect H200", "not for --preset training"),
+        ("--preset training --oversubscribe", "--oversubscribe"),
+        ("--preset training --allow-dirty", "--allow-dirty"),
     ],
 )
 def test_what_does_not_go_with_training_is_named(training_options, options, words, said) -> None:

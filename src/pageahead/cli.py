@@ -42,6 +42,7 @@ class PresetName(str, Enum):
     source = "source"
     skew = "skew"
     resident = "resident"
+    matrix = "matrix"
     training = "training"
 
 
@@ -114,9 +115,28 @@ def bench(
         typer.Option(
             metavar="FILE.jsonl",
             dir_okay=False,
-            help="Append every raw timing and a description of the machine to this file.",
+            help="Append every raw timing and a description of the machine to this file. What it "
+            "has already from the same code on the same device is not measured again.",
         ),
     ] = None,
+    expect: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Measure only if the GPU's name contains this."),
+    ] = None,
+    oversubscribe: Annotated[
+        bool,
+        typer.Option(
+            "--oversubscribe",
+            help="Measure cells that take more GPU memory than is left, too. That can hang a GPU.",
+        ),
+    ] = False,
+    allow_dirty: Annotated[
+        bool,
+        typer.Option(
+            "--allow-dirty",
+            help="Preset matrix: measure although the package differs from its commit.",
+        ),
+    ] = False,
     list_cells: Annotated[
         bool, typer.Option("--list", help="Show the cells of every preset and exit.")
     ] = False,
@@ -135,6 +155,7 @@ def bench(
     try:
         if preset is PresetName.training:
             _check_training(strategy, parameters)
+            _only_for_cells(expect=expect, oversubscribe=oversubscribe, allow_dirty=allow_dirty)
             argv += ["--params", str(parameters)] if parameters is not None else []
             wanted = training.Options(
                 cells=training_cells.select(cells),
@@ -152,6 +173,9 @@ def bench(
             chosen_preset = PRESETS[preset.value]
             strategies = strategies or list(chosen_preset.strategies)
             argv += [word for one in strategies for word in ("--strategy", one)]
+            argv += ["--expect", expect] if expect is not None else []
+            argv += ["--oversubscribe"] if oversubscribe else []
+            argv += ["--allow-dirty"] if allow_dirty else []
             options = experiment.Options(
                 preset=chosen_preset,
                 cells=select(chosen_preset, cells),
@@ -159,6 +183,9 @@ def bench(
                 device=device.value,
                 out=out,
                 argv=argv + _out_argv(out),
+                oversubscribe=oversubscribe,
+                expect=expect,
+                allow_dirty=allow_dirty,
             )
             _ready(out)
             good = experiment.run(options, output, Console(stderr=True))
@@ -271,6 +298,36 @@ def verify(
 
 
 @app.command()
+def gate(
+    evidence: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="EVIDENCE...",
+            exists=True,
+            dir_okay=False,
+            help="From bench --preset matrix --out and verify --out; .jsonl or .jsonl.gz.",
+        ),
+    ],
+    strategy: Annotated[
+        StrategyName | None,
+        typer.Option(help="The candidate. Needed where the evidence has several."),
+    ] = None,
+) -> None:
+    """Decide from evidence whether a strategy pays: GO, NO-GO or INCOMPLETE, and why.
+
+    The exit status is 0 for GO, 1 for NO-GO, 2 for INCOMPLETE or evidence that cannot be judged.
+    """
+    from pageahead.experiment.gate import command
+
+    try:
+        verdict = command.run(evidence, strategy and strategy.value, _console())
+    except (OSError, command.EvidenceError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(command.EXIT[verdict])
+
+
+@app.command()
 def doctor(
     device: Annotated[
         DeviceName, typer.Option(help="auto takes a CUDA GPU if there is one.")
@@ -326,6 +383,14 @@ def _check_training(strategies: list[StrategyName] | None, parameters: int | Non
         shape_for(parameters or training_cells.PARAMETERS)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--params") from None
+
+
+def _only_for_cells(**given: object) -> None:
+    for name, value in given.items():
+        if value:
+            raise typer.BadParameter(
+                "not for --preset training", param_hint=f"--{name.replace('_', '-')}"
+            )
 
 
 def _ready(out: Path | None) -> None:

@@ -11,7 +11,8 @@ from pageahead.experiment.environment import describe
 from pageahead.experiment.identity import identify
 from pageahead.experiment.link import measure_link
 from pageahead.experiment.measure import measure_cell
-from pageahead.experiment.messages import CellRequest, TrainingRequest
+from pageahead.experiment.messages import CellRequest, PeakRequest, TrainingRequest
+from pageahead.experiment.peak import measure_peak
 from pageahead.experiment.protocol import Protocol
 from pageahead.experiment.training.cells import arms_of
 from pageahead.experiment.training.cells import cell_named as training_cell
@@ -51,8 +52,47 @@ def test_a_cell_is_measured_compared_and_cleaned_up() -> None:
         assert candidate.comparison.equal, candidate.comparison.examples
         assert candidate.timings.event_ms is not None
     assert record.legacy.freed_bytes == cell.state_bytes("cuda")
+    assert record.legacy.resident is not None
     assert GlobalPageManager.get_instance().paged_tensors == []
     assert record.link is not None
+
+
+@pytest.mark.parametrize("strategy", ["streamed", "lookahead"])
+def test_without_touching_state_stays_on_the_device(strategy) -> None:
+    cell = CELLS["adamw8/8MiB@resident"]
+    record = measure_cell(
+        CellRequest(
+            run="now",
+            cell=cell.name,
+            strategies=[strategy],
+            device="cuda",
+            protocol=Protocol(warmups=2, rounds=2, repetitions=3),
+        ),
+        lambda phase, steps: None,
+    )
+    (candidate,) = record.candidates
+    assert candidate.comparison.equal, candidate.comparison.examples
+    path = "resident" if strategy == "streamed" else strategy
+    assert candidate.routes[path].state_bytes >= cell.state_bytes("cuda")
+
+
+@pytest.mark.parametrize("arm", ["legacy", "streamed", "lookahead"])
+def test_an_arms_peak_memory_is_watched(arm) -> None:
+    cell = CELLS["adamw32/8MiB"]
+    record = measure_peak(
+        PeakRequest(
+            run="now",
+            cell=cell.name,
+            strategies=[arm],
+            device="cuda",
+            protocol=Protocol(warmups=3, rounds=1, repetitions=1),
+        ),
+        lambda phase, steps: None,
+    )
+    assert record.driver_peak > record.driver_before > 0
+    assert record.torch_peak > 0
+    assert (record.staging > 0) == (arm == "streamed")
+    assert GlobalPageManager.get_instance().paged_tensors == []
 
 
 @pytest.mark.parametrize("cell", ["adamw32/4096", "adamw8/4096"])

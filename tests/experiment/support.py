@@ -11,6 +11,7 @@ from pageahead.experiment.evidence import (
     LegacyRecord,
     LinkRecord,
     PathSummary,
+    PeakRecord,
     Timings,
 )
 from pageahead.experiment.protocol import Protocol, Sample
@@ -24,7 +25,7 @@ def timings(*rounds: list[float]) -> Timings:
     return Timings.of([[Sample(value, value, 0.0) for value in one] for one in rounds])
 
 
-def environment(device: str = "cuda") -> Environment:
+def environment(device: str = "cuda", gpu_bytes: int = 1 << 37, **fields: object) -> Environment:
     return Environment(
         run=RUN,
         argv=["bench"],
@@ -32,7 +33,7 @@ def environment(device: str = "cuda") -> Environment:
         gpu=Gpu(
             name="A GPU",
             compute_capability="9.0",
-            memory_bytes=1 << 37,
+            memory_bytes=gpu_bytes,
             driver="580.1",
             cuda_runtime="13.0",
         ),
@@ -47,6 +48,23 @@ def environment(device: str = "cuda") -> Environment:
         dirty=False,
         source_sha256="0" * 64,
         link=LinkRecord(to_device=[55.0], to_host=[54.0], duplex=[50.0]),
+    ).model_copy(update=fields)
+
+
+def peak(name: str, arm: str, driver_peak: int = 4096 * MIB, staging: int = 0) -> PeakRecord:
+    return PeakRecord(
+        run=RUN,
+        cell=name,
+        arm=arm,
+        device="cuda",
+        device_name="A GPU",
+        library="libbitsandbytes_cuda130.so",
+        steps=10,
+        samples=100,
+        driver_before=512 * MIB,
+        driver_peak=driver_peak,
+        torch_peak=1024 * MIB,
+        staging=staging,
     )
 
 

@@ -98,7 +98,7 @@ def test_a_difference_is_not_good(answers) -> None:
 def test_what_is_left_out_is_recorded_and_the_rest_asked_for(tmp_path, answers) -> None:
     out = tmp_path / "run.jsonl"
     given, asked = answers
-    given += [environment(), cell()]
+    given += [environment(gpu_bytes=16 << 30), cell()]
     output, log = consoles()
     options = bench.Options(SOURCE, select(SOURCE, "llama"), device="cuda", out=out)
     assert bench.run(options, output, log)

@@ -9,6 +9,7 @@ import pageahead
 from pageahead.experiment.cells import (
     CELLS,
     LLAMA,
+    MATRIX,
     PRESETS,
     QUICK,
     SOURCE,
@@ -54,12 +55,14 @@ def test_on_the_cpu_cells_are_smaller_but_page_the_same_parameters(cell) -> None
     assert [prod(shape) >= PAGED_NUMEL for shape in here] == [
         prod(shape) >= PAGED_NUMEL for shape in there
     ]
-    assert 0 < cell.state_bytes("cpu") <= cell.state_bytes("cuda") // 4
+    # Where parameters are as small as may be, no less is left of them.
+    fewest = 131_072 * cell.optimizer.bytes_per_element * len(here)
+    assert 0 < cell.state_bytes("cpu") <= max(cell.state_bytes("cuda") // 4, fewest)
     assert cell.state_bytes("cpu") <= 256 * MIB
     for small, large in zip(here, there, strict=True):
         assert small[1:] == large[1:]
         if prod(large) >= PAGED_NUMEL:
-            assert prod(small) >= 131_072
+            assert prod(small) >= min(131_072, prod(large))
 
 
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
@@ -103,3 +106,46 @@ def test_an_unknown_cell_lists_those_there_are() -> None:
 def test_names_are_unique() -> None:
     for preset in PRESETS.values():
         assert len({cell.name for cell in preset.cells}) == len(preset.cells)
+        # One name, one cell: evidence knows only the name.
+        assert all(cell == CELLS[cell.name] for cell in preset.cells)
+
+
+def in_matrix(role: str) -> list[str]:
+    return [cell.name for cell in MATRIX.cells if cell.role == role]
+
+
+def test_the_matrix_has_every_kind_of_cell_the_gate_asks_for() -> None:
+    sizes = ["2MiB", "8MiB", "32MiB", "64MiB", "256MiB"]
+    even = ["8x1Mi", "8x4Mi"]
+    assert set(in_matrix("primary")) == {
+        f"{optimizer}/{layout}"
+        for optimizer in ("adamw8", "adamw32")
+        for layout in (*even, *sizes[1:])
+    }
+    assert in_matrix("tiny") == ["adamw8/2MiB", "adamw32/2MiB"]
+    assert set(in_matrix("resident")) == {
+        f"{optimizer}/{size}@resident" for optimizer in ("adamw8", "adamw32") for size in sizes
+    }
+    assert set(in_matrix("one_state")) == {f"lion8/{layout}" for layout in ("8x4Mi", *sizes)}
+    assert {name.partition("/")[2] for name in in_matrix("public")} == {
+        "gpt2",
+        "qwen2.5-0.5b",
+        "llama-3.2-1b",
+    }
+    assert {cell.name for cell in SOURCE.cells[:6]} <= {cell.name for cell in MATRIX.cells}
+    assert (MATRIX.protocol, MATRIX.evidence) == (SOURCE.protocol, True)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw8", "adamw32", "lion8"])
+def test_working_sets_count_one_state(optimizer) -> None:
+    for mebibytes in (2, 8, 32, 64, 256):
+        cell = CELLS[f"{optimizer}/{mebibytes}MiB"]
+        assert cell.state_bytes("cuda") == mebibytes * MIB * cell.optimizer.states
+        assert CELLS[f"{cell.name}@resident"].layout == cell.layout
+
+
+def test_oversubscribed_and_what_is_not_of_the_gate_is_selected_by_name() -> None:
+    assert [cell.name for cell in select(MATRIX, "oversubscribed")] == [
+        "adamw32/32x8Mi@oversubscribed"
+    ]
+    assert len(select(MATRIX, "*@resident")) == 15

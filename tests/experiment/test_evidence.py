@@ -11,6 +11,7 @@ from pageahead.experiment.evidence import (
     Timings,
     append,
     read,
+    read_all,
 )
 from pageahead.experiment.protocol import Sample
 from tests.experiment.support import RUN, cell, environment
@@ -59,6 +60,30 @@ def test_a_corrupt_line_is_named_by_its_number(tmp_path, corrupt, said) -> None:
     path.write_text("\n".join([*lines, ""]))
     with pytest.raises(EvidenceError, match=rf"run\.jsonl, line 3: .*{said}"):
         read(path)
+
+
+def test_a_corrupt_line_costs_that_line_alone(tmp_path) -> None:
+    path = tmp_path / "run.jsonl"
+    append(path, environment())
+    with path.open("ab") as file:
+        file.write(b"\xff\xfe no text at all\n")
+    append(path, cell())
+    records, problems = read_all(path)
+    assert records == [environment(), cell()]
+    assert len(problems) == 1
+    assert problems[0].startswith("run.jsonl, line 2: Invalid JSON")
+
+
+def test_after_half_a_line_a_record_begins_on_its_own(tmp_path) -> None:
+    path = tmp_path / "run.jsonl"
+    append(path, environment())
+    append(path, cell())
+    path.write_bytes(path.read_bytes()[:-40])
+    append(path, cell())
+    records, problems = read_all(path)
+    assert records == [environment(), cell()]
+    assert len(problems) == 1
+    assert "line 2" in problems[0]
 
 
 def test_timings_keep_rounds_apart_and_know_whether_there_were_events() -> None:

@@ -9,10 +9,11 @@ from bitsandbytes.cextension import lib
 from bitsandbytes.functional import GlobalPageManager
 
 from pageahead.experiment import measure
-from pageahead.experiment.cells import CELLS
+from pageahead.experiment.cells import CELLS, Cell, Layout
 from pageahead.experiment.evidence import LinkRecord
 from pageahead.experiment.identity import Identity
 from pageahead.experiment.messages import CellRequest
+from pageahead.experiment.oversubscribe import OversubscriptionError
 from pageahead.experiment.protocol import CpuClock, Protocol
 
 PROTOCOL = Protocol(warmups=2, rounds=2, repetitions=2)
@@ -120,6 +121,89 @@ def test_a_cell_on_a_gpu_touches_compares_and_frees(played_gpu, monkeypatch) -> 
     assert [one.managed_bytes for one in record.candidates] == [0, state_bytes]
     assert len(set(played_gpu)) == len(played_gpu) == 8
     assert record.link.duplex == [50.0, 50.0]  # before and after
+
+
+def test_legacys_update_is_timed_on_resident_state_after_everything_else(played_gpu) -> None:
+    record = measure.measure_cell(
+        request("lion8/8x1Mi", "streamed", device="cuda"), lambda phase, steps: None
+    )
+    assert [len(one) for one in record.legacy.resident.wall_ms] == [PROTOCOL.repetitions]
+    assert record.candidates[0].comparison.equal  # every arm took the further steps
+
+
+@pytest.fixture
+def small_cells(monkeypatch):
+    """A cell for each residency, small enough for the CPU to play all of it."""
+    layout = Layout("small", ((131_072,), (256, 1024)))
+    cells = {
+        cell.name: cell
+        for cell in (
+            Cell(CELLS["lion8/8x1Mi"].optimizer, layout, "extra", residency)
+            for residency in ("resident", "oversubscribed")
+        )
+    }
+    monkeypatch.setattr(measure, "cell_named", cells.__getitem__)
+
+
+def test_a_resident_cell_is_never_touched_and_streamed_keeps_its_state(
+    played_gpu, small_cells, monkeypatch
+) -> None:
+    touched: list[int] = []
+    monkeypatch.setattr(
+        "pageahead.experiment.residency.HostResidency.restore", lambda self: touched.append(1)
+    )
+    record = measure.measure_cell(
+        request("lion8/small@resident", "streamed", "lookahead", device="cuda"),
+        lambda phase, steps: None,
+    )
+    assert touched == []
+    assert record.residency == "resident"
+    assert record.legacy.resident is None
+    streamed, lookahead = record.candidates
+    assert "hbm_budget=1.0" in streamed.paging
+    assert streamed.routes["resident"].state_bytes >= record.state_bytes
+    assert "streamed" not in streamed.routes
+    assert lookahead.routes["lookahead"].state_bytes == record.state_bytes
+    assert streamed.comparison.equal
+    assert lookahead.comparison.equal
+
+
+def test_an_oversubscribed_cell_has_half_its_state_of_memory_left(
+    played_gpu, small_cells, monkeypatch
+) -> None:
+    order: list[object] = []
+    empty = torch.empty
+    monkeypatch.setattr(
+        "pageahead.experiment.residency.HostResidency.restore", lambda self: order.append("home")
+    )
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000_000, 20_000_000))
+
+    def occupy(size, *arguments, **options):
+        if size == 10_000_000 - state_bytes // 2:
+            order.append("occupied")
+        return empty(size, *arguments, **options)
+
+    state_bytes = 131_072 + 256 * 1024
+    monkeypatch.setattr("pageahead.experiment.oversubscribe.torch.empty", occupy)
+    record = measure.measure_cell(
+        request("lion8/small@oversubscribed", "lookahead", device="cuda"),
+        lambda phase, steps: None,
+    )
+    assert order == ["home", "home", "occupied"]  # both arms', once
+    assert record.state_bytes == state_bytes
+    assert "allow_oversubscription=True" in record.candidates[0].paging
+    assert record.candidates[0].comparison.equal
+
+
+def test_too_little_memory_to_oversubscribe_is_said(played_gpu, small_cells, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 20_000_000))
+    with pytest.raises(OversubscriptionError, match="1,000 bytes of device memory are free"):
+        measure.measure_cell(
+            request("lion8/small@oversubscribed", "streamed", device="cuda"),
+            lambda phase, steps: None,
+        )
 
 
 def test_legacy_that_does_not_page_is_no_legacy(played_gpu, monkeypatch) -> None:

@@ -39,6 +39,41 @@ def test_above_the_limit_managed_strategies_are_left_out_with_the_reason() -> No
     assert plan_cell(CELLS["adamw8/llama-3.2-1b"], ALL, "cpu").left_out == {}
 
 
+def test_the_limit_does_not_grow_with_the_gpu() -> None:
+    llama = CELLS["adamw8/llama-3.2-1b"]
+    left_out = plan_cell(llama, ALL, "cuda", gpu_bytes=140 << 30).left_out
+    assert "the limit is 4 GiB" in left_out["lookahead"]
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "gpu", "host", "said"),
+    [
+        ("cpu", True, None, 100, "only a GPU's"),
+        ("cuda", False, 141, 100, "only with --oversubscribe"),
+        ("cuda", True, 141, 9, "takes 10 GiB of host memory, and 9 GiB"),
+        ("cuda", True, 7, 100, "takes a GPU of 8 GiB, and this has 7"),
+        ("cuda", True, 141, 100, None),
+    ],
+)
+def test_oversubscribed_only_where_asked_for_and_allowed(
+    monkeypatch, device, asked, gpu, host, said
+) -> None:
+    monkeypatch.setattr("pageahead.experiment.planning.available_bytes", lambda: host << 30)
+    plan = plan_cell(
+        CELLS["adamw32/32x8Mi@oversubscribed"],
+        ["streamed", "lookahead"],
+        device,
+        gpu_bytes=gpu and gpu << 30,
+        oversubscribe=asked,
+    )
+    if said is None:
+        assert plan.processes == [["streamed", "lookahead"]]
+    else:
+        assert plan.processes == []
+        assert all(said in reason for reason in plan.left_out.values())
+        assert set(plan.left_out) == {"streamed", "lookahead"}
+
+
 @pytest.mark.parametrize("name", CELLS)
 def test_no_process_exceeds_the_limit(name) -> None:
     cell = CELLS[name]

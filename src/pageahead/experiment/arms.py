@@ -9,7 +9,7 @@ import bitsandbytes
 import torch
 
 import pageahead
-from pageahead.experiment.cells import DeviceType, Optimizer
+from pageahead.experiment.cells import DeviceType, Optimizer, Residency
 from pageahead.experiment.evidence import PathSummary
 from pageahead.experiment.legacy import managed_state
 from pageahead.experiment.residency import HostResidency
@@ -68,8 +68,9 @@ class Arm:
     Attributes:
         name: ``legacy`` or the strategy.
         optimizer: the optimizer itself.
-        managed: whether its paged state is in CUDA managed memory, so that it has to be brought
-            home to the host before each step.
+        managed: whether its paged state is in CUDA managed memory.
+        path: the route that its paged state has to have taken.
+        touching: whether managed state is brought home to the host before each step.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Arm:
         gradients: Gradients,
         *,
         managed: bool,
+        residency: Residency = "host",
     ) -> None:
         self.name = name
         self.optimizer = optimizer
@@ -87,45 +89,74 @@ class Arm:
         ]
         self._gradients = gradients
         self.managed = managed
+        self.path = _path(name, residency)
+        self.touching = managed and residency == "host"
         self._residency: HostResidency | None = None
 
     @classmethod
-    def legacy(cls, optimizer: Optimizer, workload: Workload, device: DeviceType) -> Arm:
+    def legacy(
+        cls,
+        optimizer: Optimizer,
+        workload: Workload,
+        device: DeviceType,
+        residency: Residency = "host",
+    ) -> Arm:
         """bitsandbytes' own class, as it is."""
         kind = getattr(bitsandbytes.optim, optimizer.legacy_on(device))
         managed = device == "cuda" and optimizer.legacy_pages
-        return cls("legacy", kind(workload.parameters()), workload.gradients, managed=managed)
+        return cls(
+            "legacy",
+            kind(workload.parameters()),
+            workload.gradients,
+            managed=managed,
+            residency=residency,
+        )
 
     @classmethod
     def candidate(
-        cls, optimizer: Optimizer, strategy: str, workload: Workload, device: DeviceType
+        cls,
+        optimizer: Optimizer,
+        strategy: str,
+        workload: Workload,
+        device: DeviceType,
+        residency: Residency = "host",
     ) -> Arm:
-        """Ours, with none of the state staying on the device; with ``resident``, all of it."""
+        """Ours, with none of the state staying on the device.
+
+        With the strategy ``resident``, and where `residency` is that, all of what is not managed.
+        """
         kind = getattr(pageahead, optimizer.candidate)
         paging = pageahead.Paging(
             strategy="streamed" if strategy == "resident" else strategy,
-            hbm_budget=1.0 if strategy == "resident" else 0,
+            hbm_budget=1.0 if _path(strategy, residency) == "resident" else 0,
             write_back="before_return",
-            allow_oversubscription=False,
+            allow_oversubscription=residency == "oversubscribed",
         )
         return cls(
             strategy,
             kind(workload.parameters(), paging=paging),
             workload.gradients,
             managed=device == "cuda" and strategy in MANAGED_STRATEGIES,
+            residency=residency,
         )
 
     def prepare(self, turn: int) -> None:
-        """Set this step's gradients and bring managed state home to the host."""
+        """Set this step's gradients and, if `touching`, bring managed state home to the host."""
         gradients = self._gradients[turn % len(self._gradients)]
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
-        if self.managed and self.optimizer.state:
-            if self._residency is None:
-                self._residency = HostResidency(self._managed_tensors())
-            torch.cuda.synchronize()
-            self._residency.restore()
-            torch.cuda.synchronize()
+        if self.touching:
+            self.bring_home()
+
+    def bring_home(self) -> None:
+        """Have the CPU touch every page of managed state, if there is any."""
+        if not self.managed or not self.optimizer.state:
+            return
+        if self._residency is None:
+            self._residency = HostResidency(self._managed_tensors())
+        torch.cuda.synchronize()
+        self._residency.restore()
+        torch.cuda.synchronize()
 
     def step(self) -> None:
         self.optimizer.step()
@@ -150,6 +181,11 @@ class Arm:
             for name, tensor in state.items()
             if name in ("state1", "state2") and tensor.device.type == "cpu"
         ]
+
+
+def _path(strategy: str, residency: Residency) -> str:
+    """The route that paged state takes: only what is streamed has another when it stays."""
+    return "resident" if strategy == "streamed" and residency == "resident" else strategy
 
 
 def check_routes(

@@ -14,18 +14,21 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from pageahead.experiment import evidence, messages, runner, table
-from pageahead.experiment.cells import PRESETS, SOURCE, Cell, Preset
+from pageahead.experiment.cells import PEAK_ROLES, PRESETS, SOURCE, Cell, Preset
 from pageahead.experiment.evidence import (
     CellRecord,
     Environment,
     FailedRecord,
     LeftOutRecord,
     Record,
+    SetupFailedRecord,
     TrainingRecord,
 )
-from pageahead.experiment.planning import plan_cell
+from pageahead.experiment.planning import CellPlan, plan_cell
+from pageahead.experiment.protocol import Protocol
+from pageahead.experiment.resume import Done
 
-__all__ = ["DEFAULT_STRATEGIES", "Options", "collect", "good", "run", "show_cells"]
+__all__ = ["DEFAULT_STRATEGIES", "Options", "Plan", "collect", "good", "run", "show_cells"]
 
 DEFAULT_STRATEGIES = SOURCE.strategies
 
@@ -39,8 +42,11 @@ class Options:
         cells: those of the preset's that are to be measured.
         strategies: measured against legacy.
         device: ``auto`` is a GPU if there is one.
-        out: evidence is appended here.
+        out: evidence is appended here; what it already has is not measured again.
         argv: how the command was given, as recorded in the evidence.
+        oversubscribe: measure cells that take more device memory than there is, too.
+        expect: what the device's name has to contain.
+        allow_dirty: measure for the gate although the package differs from its commit.
     """
 
     preset: Preset
@@ -49,6 +55,9 @@ class Options:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     out: Path | None = None
     argv: list[str] = field(default_factory=list)
+    oversubscribe: bool = False
+    expect: str | None = None
+    allow_dirty: bool = False
 
 
 def run(options: Options, output: Console, log: Console) -> bool:
@@ -58,14 +67,17 @@ def run(options: Options, output: Console, log: Console) -> bool:
         Whether every cell was measured and every candidate equal to legacy, bit for bit.
 
     Raises:
-        runner.WorkerError: the device cannot be used at all; nothing was measured.
+        runner.WorkerError: the device cannot be used at all, or is not the one that was expected,
+            or the package is not as committed; nothing was measured.
     """
+    known = _known(options.out, log)
     records = collect(
-        lambda environment: _requests(options, environment),
+        lambda environment: _plan(options, environment, Done(known, environment)),
         device=options.device,
         argv=options.argv,
         out=options.out,
         log=log,
+        check=lambda environment: _check(options, environment),
     )
     output.print(table.results(records))
     for note in table.notes(records):
@@ -73,34 +85,65 @@ def run(options: Options, output: Console, log: Console) -> bool:
     return good(records)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What one run does.
+
+    Attributes:
+        left_out: what it does without, and why.
+        requests: what the workers are asked for, in order.
+        done: what the evidence file already has of it.
+    """
+
+    left_out: Sequence[LeftOutRecord]
+    requests: Sequence[messages.MeasureRequest]
+    done: Sequence[Record] = ()
+
+
 def collect(
-    plan: Callable[
-        [Environment], tuple[Sequence[LeftOutRecord], Sequence[messages.MeasureRequest]]
-    ],
+    plan: Callable[[Environment], Plan],
     *,
     device: Literal["auto", "cpu", "cuda"],
     argv: list[str],
     out: Path | None,
     log: Console,
+    check: Callable[[Environment], None] = lambda environment: None,
 ) -> list[Record]:
     """Look at the machine and measure what `plan` makes of it; each record is kept at once.
 
     Args:
-        plan: what is left out, and what the workers are asked for, in order.
-        device, argv, out: as in `Options`.
+        plan: what to do on this machine.
+        device, argv, out: as in `Options`. Where everything is done already, nothing is appended.
         log: where progress goes.
+        check: raises `runner.WorkerError` if this machine or package is not what was asked for.
+
+    Returns:
+        The records of this run, and those that it found done.
 
     Raises:
-        runner.WorkerError: the device cannot be used at all; nothing was measured.
+        runner.WorkerError: the device cannot be used at all, or `check` raised; nothing was
+            measured, and the evidence says so.
     """
-    environment = _probe(device, argv, log)
-    left_out, requests = plan(environment)
-    records: list[Record] = [environment, *left_out]
+    run_id = datetime.now(timezone.utc).isoformat()
+    try:
+        environment = _probe(run_id, device, argv, log)
+        check(environment)
+    except runner.WorkerError as error:
+        if out is not None:
+            evidence.append(out, SetupFailedRecord(run=run_id, argv=argv, reason=str(error)))
+        raise
+    planned = plan(environment)
+    records: list[Record] = [environment, *planned.left_out]
+    if planned.done:
+        log.print(f"{len(planned.done)} measurements are in {out} already", markup=False)
+        if not planned.requests:
+            log.print("nothing is left to measure; nothing was appended", markup=False)
+            return [*records, *planned.done]
     if out is not None:
         for record in records:
             evidence.append(out, record)
-    with _Bar(log, sum(request.steps for request in requests)) as bar:
-        for request in requests:
+    with _Bar(log, sum(request.steps for request in planned.requests)) as bar:
+        for request in planned.requests:
             bar.begin(request)
             for record in _measure(request, bar):
                 records.append(record)
@@ -108,7 +151,7 @@ def collect(
                     evidence.append(out, record)
     if out is not None:
         log.print(f"{len(records)} records appended to {out}", markup=False)
-    return records
+    return [*records, *planned.done]
 
 
 def good(records: Sequence[Record]) -> bool:
@@ -118,12 +161,14 @@ def good(records: Sequence[Record]) -> bool:
 
 def show_cells() -> Table:
     """The cells of every preset, as a table."""
-    shown = Table("preset", "cell", "parameters", "state on a GPU", "on the CPU", box=SIMPLE_HEAD)
+    headers = ("preset", "cell", "role", "parameters", "state on a GPU", "on the CPU")
+    shown = Table(*headers, box=SIMPLE_HEAD)
     for preset in PRESETS.values():
         for cell in preset.cells:
             shown.add_row(
                 preset.name,
                 cell.name,
+                cell.role,
                 str(len(cell.layout.shapes)),
                 table.amount(cell.state_bytes("cuda")),
                 table.amount(cell.state_bytes("cpu")),
@@ -176,8 +221,30 @@ class _Bar:
         self._progress.update(self._task, completed=self._before)
 
 
-def _probe(device: Literal["auto", "cpu", "cuda"], argv: list[str], log: Console) -> Environment:
-    run_id = datetime.now(timezone.utc).isoformat()
+def _known(out: Path | None, log: Console) -> list[Record]:
+    """What is in the file; what is no record there is said and left where it is."""
+    if out is None or not out.exists():
+        return []
+    records, problems = evidence.read_all(out)
+    for problem in problems:
+        log.print(f"not a record, and left alone: {problem}", markup=False, highlight=False)
+    return records
+
+
+def _check(options: Options, environment: Environment) -> None:
+    name = environment.gpu.name if environment.gpu is not None else "CPU"
+    if options.expect is not None and options.expect.lower() not in name.lower():
+        raise runner.WorkerError(f"--expect {options.expect}: the device here is {name}")
+    if options.preset.evidence and environment.dirty and not options.allow_dirty:
+        raise runner.WorkerError(
+            f"the package's files differ from commit {environment.commit}, so that nobody could "
+            f"repeat what is measured; commit them, or pass --allow-dirty to measure all the same"
+        )
+
+
+def _probe(
+    run_id: str, device: Literal["auto", "cpu", "cuda"], argv: list[str], log: Console
+) -> Environment:
     request = messages.ProbeRequest(run=run_id, argv=argv, device=device)
     with log.status("looking at the machine"):
         answer = runner.ask(request, lambda progress: None)
@@ -185,28 +252,56 @@ def _probe(device: Literal["auto", "cpu", "cuda"], argv: list[str], log: Console
     return answer
 
 
-def _requests(
-    options: Options, environment: Environment
-) -> tuple[list[LeftOutRecord], list[messages.CellRequest]]:
-    """What is left out, and what the workers are asked for, in order."""
-    left_out, requests = [], []
+def _plan(options: Options, environment: Environment, done: Done) -> Plan:
+    """Every cell, and the peak memory of its arms, but for what is done."""
+    left_out: list[LeftOutRecord] = []
+    wanted: list[messages.CellRequest | messages.PeakRequest] = []
+    gpu_bytes = environment.gpu.memory_bytes if environment.gpu is not None else None
     for cell in options.cells:
-        plan = plan_cell(cell, options.strategies, environment.device)
+        plan = plan_cell(
+            cell,
+            options.strategies,
+            environment.device,
+            gpu_bytes=gpu_bytes,
+            oversubscribe=options.oversubscribe,
+        )
         left_out += [
             LeftOutRecord(run=environment.run, cell=cell.name, strategy=strategy, reason=reason)
             for strategy, reason in plan.left_out.items()
         ]
-        requests += [
-            messages.CellRequest(
-                run=environment.run,
-                cell=cell.name,
-                strategies=strategies,
-                device=environment.device,
-                protocol=options.preset.protocol,
-            )
-            for strategies in plan.processes
-        ]
-    return left_out, requests
+        peaks = options.preset.evidence and environment.device == "cuda"
+        wanted += _requests(
+            cell, plan, environment, options.preset.protocol, peaks and cell.role in PEAK_ROLES
+        )
+    answers = [(request, done.answer(request)) for request in wanted]
+    return Plan(
+        left_out=[one for one in left_out if not done.said(one)],
+        requests=[request for request, answer in answers if answer is None],
+        done=[answer for _, answer in answers if answer is not None],
+    )
+
+
+def _requests(
+    cell: Cell, plan: CellPlan, environment: Environment, protocol: Protocol, peaks: bool
+) -> Iterator[messages.CellRequest | messages.PeakRequest]:
+    """Its processes and, with `peaks`, one for each arm's memory."""
+    for strategies in plan.processes:
+        yield messages.CellRequest(
+            run=environment.run,
+            cell=cell.name,
+            strategies=strategies,
+            device=environment.device,
+            protocol=protocol,
+        )
+    measured = [strategy for strategies in plan.processes for strategy in strategies]
+    for arm in ["legacy", *measured] if measured and peaks else []:
+        yield messages.PeakRequest(
+            run=environment.run,
+            cell=cell.name,
+            strategies=[arm],
+            device=environment.device,
+            protocol=protocol,
+        )
 
 
 def _measure(request: messages.MeasureRequest, bar: _Bar) -> Iterator[Record]:
@@ -217,7 +312,11 @@ def _measure(request: messages.MeasureRequest, bar: _Bar) -> Iterator[Record]:
         if error.answer is not None:
             yield error.answer
         yield FailedRecord(
-            run=request.run, cell=request.cell, strategies=request.strategies, reason=str(error)
+            run=request.run,
+            cell=request.cell,
+            strategies=request.strategies,
+            reason=str(error),
+            what="peak memory" if isinstance(request, messages.PeakRequest) else "steps",
         )
     else:
         yield answer

@@ -9,29 +9,43 @@ from math import prod
 from typing import Literal, TypeVar
 from typing import Protocol as Interface
 
+from pageahead.experiment.layouts import (
+    WORKING_SETS,
+    DeviceType,
+    Layout,
+    public,
+    uniform,
+    working_set,
+)
 from pageahead.experiment.protocol import Protocol
 from pageahead.optim.routing import PAGED_NUMEL
 
 __all__ = [
     "CELLS",
+    "MATRIX",
+    "PEAK_ROLES",
     "PRESETS",
     "Cell",
     "DeviceType",
     "Layout",
     "Optimizer",
     "Preset",
+    "Residency",
+    "Role",
     "UnknownCellError",
     "cell_named",
     "matching",
     "select",
 ]
 
-DeviceType = Literal["cpu", "cuda"]
-Shape = tuple[int, ...]
-
-MI = 1 << 20
-#: A parameter scaled down for the CPU keeps at least this many elements, so that it still streams.
-CPU_MINIMUM_NUMEL = 1 << 17
+#: Where managed state is when a step begins. ``host``: brought home by the CPU before each step.
+#: ``resident``: left where the step before put it, on the device. ``oversubscribed``: as that, but
+#: with less memory left on the device than the state takes.
+Residency = Literal["host", "resident", "oversubscribed"]
+#: What the gate takes a cell for; ``extra`` is measured and compared, but decides nothing else.
+Role = Literal["primary", "tiny", "resident", "public", "one_state", "extra"]
+#: Whose peak memory the gate compares, where state pages as it does in training.
+PEAK_ROLES: frozenset[Role] = frozenset({"primary", "public"})
 
 
 class UnknownCellError(ValueError):
@@ -49,6 +63,7 @@ class Optimizer:
         legacy: the class in `bitsandbytes.optim` it is compared with on a GPU.
         legacy_on_cpu: the same on the CPU, where bitsandbytes cannot page AdEMAMix.
         legacy_pages: whether legacy's state is in managed memory on a GPU.
+        states: state tensors of an element: two first moments of AdEMAMix count as two.
     """
 
     name: str
@@ -57,6 +72,7 @@ class Optimizer:
     legacy: str
     legacy_on_cpu: str
     legacy_pages: bool = True
+    states: int = 2
 
     def legacy_on(self, device: DeviceType) -> str:
         """The class in `bitsandbytes.optim` to compare with on `device`."""
@@ -64,41 +80,18 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A list of parameter shapes.
-
-    On the CPU large parameters have `cpu_divisor` times fewer rows, but at least 131,072 elements
-    (or all they had); those too small to be paged keep their shape.
-    """
-
-    name: str
-    shapes: tuple[Shape, ...]
-    cpu_divisor: int = 8
-
-    def shapes_on(self, device: DeviceType) -> tuple[Shape, ...]:
-        """The shapes to make on `device`."""
-        if device == "cuda":
-            return self.shapes
-        return tuple(self._scaled(shape) for shape in self.shapes)
-
-    def _scaled(self, shape: Shape) -> Shape:
-        if prod(shape) < PAGED_NUMEL:
-            return shape
-        rows, row = shape[0], prod(shape[1:])
-        fewest = -(-CPU_MINIMUM_NUMEL // row)
-        return (min(rows, max(rows // self.cpu_divisor, fewest)), *shape[1:])
-
-
-@dataclass(frozen=True)
 class Cell:
-    """One optimizer over one layout."""
+    """One optimizer over one layout, its state in one place at the beginning of each step."""
 
     optimizer: Optimizer
     layout: Layout
+    role: Role = "extra"
+    residency: Residency = "host"
 
     @property
     def name(self) -> str:
-        return f"{self.optimizer.name}/{self.layout.name}"
+        suffix = "" if self.residency == "host" else f"@{self.residency}"
+        return f"{self.optimizer.name}/{self.layout.name}{suffix}"
 
     def state_bytes(self, device: DeviceType) -> int:
         """Bytes of paged state: ``state1`` and ``state2`` of all parameters that are paged."""
@@ -109,62 +102,57 @@ class Cell:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named list of cells, how often each is measured, and which strategies by default."""
+    """A named list of cells, how often each is measured, and which strategies by default.
+
+    Attributes:
+        evidence: for the gate: peak memory is measured as well, each arm in a process of its own,
+            and the package has to be as committed.
+    """
 
     name: str
     description: str
     cells: tuple[Cell, ...]
     protocol: Protocol
     strategies: tuple[str, ...] = ("streamed", "lookahead")
-
-
-def _uniform(count: int, mebi_elements: int) -> Layout:
-    return Layout(f"{count}x{mebi_elements}Mi", ((mebi_elements * MI,),) * count)
-
-
-def _llama(vocabulary: int, hidden: int, layers: int, intermediate: int, kv: int) -> Layout:
-    """Llama's parameters in the order of its modules; tied embeddings, so no separate head."""
-    block = (
-        (hidden, hidden),
-        (kv, hidden),
-        (kv, hidden),
-        (hidden, hidden),
-        (intermediate, hidden),
-        (intermediate, hidden),
-        (hidden, intermediate),
-        (hidden,),
-        (hidden,),
-    )
-    return Layout(
-        "llama-3.2-1b", ((vocabulary, hidden), *block * layers, (hidden,)), cpu_divisor=64
-    )
+    evidence: bool = False
 
 
 ADAMW32 = Optimizer("adamw32", 8, "PagedAdamW32bit", "PagedAdamW32bit", "PagedAdamW32bit")
 ADAMW8 = Optimizer("adamw8", 2, "PagedAdamW8bit", "PagedAdamW8bit", "PagedAdamW8bit")
-LION8 = Optimizer("lion8", 1, "PagedLion8bit", "PagedLion8bit", "PagedLion8bit")
+LION8 = Optimizer("lion8", 1, "PagedLion8bit", "PagedLion8bit", "PagedLion8bit", states=1)
 # Two first moments and one second. Not PagedAdEMAMix32bit, whose first moments bitsandbytes makes
 # half as large as its kernel takes them to be; PagedAdEMAMix has 32 bits by default.
-ADEMAMIX32 = Optimizer("ademamix32", 12, "PagedAdEMAMix", "PagedAdEMAMix", "AdEMAMix")
+ADEMAMIX32 = Optimizer("ademamix32", 12, "PagedAdEMAMix", "PagedAdEMAMix", "AdEMAMix", states=3)
 
 # All of the state on the device: compared with the classes that do not page.
 RESIDENT32 = Optimizer("resident32", 8, "PagedAdamW32bit", "AdamW32bit", "AdamW32bit", False)
 RESIDENT8 = Optimizer("resident8", 2, "PagedAdamW8bit", "AdamW8bit", "AdamW8bit", False)
 
-LLAMA = _llama(vocabulary=128_256, hidden=2048, layers=16, intermediate=8192, kv=8 * 64)
+LLAMA = public("llama-3.2-1b", cpu_divisor=64)
+QWEN = public("qwen2.5-0.5b", cpu_divisor=32)
+GPT2 = public("gpt2", cpu_divisor=16)
 #: Large and small parameters together: what is paged and what is not, in one step.
 MIXED = Layout("mixed", ((4096, 512), (2048,), (1024, 1024), (99_999,), (1024, 1024), (2048,)))
 #: As many elements as 32x8Mi (but for rounding), nine tenths of them in one parameter.
 SKEWED = Layout("90%-in-one", ((241_591_808,), *((865_924,),) * 31), cpu_divisor=16)
 
+# The cells of the experiment this project answers, which are also in the matrix.
+ADAMW8_8X1 = Cell(ADAMW8, uniform(8, 1), "primary")
+ADAMW8_8X4 = Cell(ADAMW8, uniform(8, 4), "primary")
+ADAMW32_8X1 = Cell(ADAMW32, uniform(8, 1), "primary")
+ADAMW32_8X4 = Cell(ADAMW32, uniform(8, 4), "primary")
+LION8_8X4 = Cell(LION8, uniform(8, 4), "one_state")
+ADEMAMIX32_8X1 = Cell(ADEMAMIX32, uniform(8, 1))
+ADAMW8_LLAMA = Cell(ADAMW8, LLAMA, "public")
+
 QUICK = Preset(
     "quick",
     "a few small cells, in under two minutes on a GPU or on two CPU cores",
     (
-        Cell(ADAMW32, _uniform(8, 1)),
-        Cell(ADAMW8, _uniform(8, 1)),
-        Cell(LION8, _uniform(8, 1)),
-        Cell(ADEMAMIX32, _uniform(4, 1)),
+        ADAMW32_8X1,
+        ADAMW8_8X1,
+        Cell(LION8, uniform(8, 1)),
+        Cell(ADEMAMIX32, uniform(4, 1)),
         Cell(ADAMW8, MIXED),
     ),
     Protocol(warmups=5, rounds=3, repetitions=4),
@@ -173,22 +161,22 @@ SOURCE = Preset(
     "source",
     "the six cells of the experiment this project answers, and the seven of its first H200 table",
     (
-        Cell(ADAMW8, _uniform(8, 1)),
-        Cell(ADAMW8, _uniform(8, 4)),
-        Cell(ADAMW32, _uniform(8, 1)),
-        Cell(ADAMW32, _uniform(8, 4)),
-        Cell(LION8, _uniform(8, 4)),
-        Cell(ADEMAMIX32, _uniform(8, 1)),
-        Cell(ADAMW32, _uniform(32, 8)),
-        Cell(ADAMW8, _uniform(32, 8)),
-        Cell(ADAMW8, LLAMA),
+        ADAMW8_8X1,
+        ADAMW8_8X4,
+        ADAMW32_8X1,
+        ADAMW32_8X4,
+        LION8_8X4,
+        ADEMAMIX32_8X1,
+        Cell(ADAMW32, uniform(32, 8)),
+        Cell(ADAMW8, uniform(32, 8)),
+        ADAMW8_LLAMA,
     ),
     Protocol(warmups=10, rounds=7, repetitions=8),
 )
 SKEW = Preset(
     "skew",
     "as many elements in even parameters, and nine tenths of them in a single one",
-    (Cell(ADAMW32, _uniform(32, 8)), Cell(ADAMW32, SKEWED)),
+    (Cell(ADAMW32, uniform(32, 8)), Cell(ADAMW32, SKEWED)),
     Protocol(warmups=3, rounds=3, repetitions=4),
 )
 RESIDENT = Preset(
@@ -197,12 +185,53 @@ RESIDENT = Preset(
     tuple(
         Cell(optimizer, layout)
         for optimizer in (RESIDENT32, RESIDENT8)
-        for layout in (_uniform(8, 1), _uniform(8, 4), _uniform(32, 8), LLAMA)
+        for layout in (uniform(8, 1), uniform(8, 4), uniform(32, 8), LLAMA)
     ),
     Protocol(warmups=5, rounds=5, repetitions=6),
     strategies=("resident", "streamed"),
 )
-PRESETS = {preset.name: preset for preset in (QUICK, SOURCE, SKEW, RESIDENT)}
+
+
+def _sets(optimizer: Optimizer, residency: Residency, role: Role, tiny: Role) -> tuple[Cell, ...]:
+    """The cells of one optimizer over every working set; `tiny` is the role of the smallest."""
+    return tuple(
+        Cell(
+            optimizer,
+            working_set(what, optimizer.bytes_per_element // optimizer.states),
+            tiny if what is WORKING_SETS[0] else role,
+            residency,
+        )
+        for what in WORKING_SETS
+    )
+
+
+MATRIX = Preset(
+    "matrix",
+    "everything the gate asks for: working sets from 2 to 256 MiB, public models, controls",
+    (
+        ADAMW8_8X1,
+        ADAMW8_8X4,
+        ADAMW32_8X1,
+        ADAMW32_8X4,
+        LION8_8X4,
+        ADEMAMIX32_8X1,
+        *_sets(ADAMW8, "host", "primary", "tiny"),
+        *_sets(ADAMW32, "host", "primary", "tiny"),
+        *_sets(LION8, "host", "one_state", "one_state"),
+        *_sets(ADAMW8, "resident", "resident", "resident"),
+        *_sets(ADAMW32, "resident", "resident", "resident"),
+        *_sets(LION8, "resident", "extra", "extra"),
+        Cell(ADAMW8, GPT2, "public"),
+        Cell(ADAMW32, GPT2, "public"),
+        Cell(ADAMW8, QWEN, "public"),
+        Cell(ADAMW32, QWEN, "public"),
+        ADAMW8_LLAMA,
+        Cell(ADAMW32, uniform(32, 8), residency="oversubscribed"),
+    ),
+    Protocol(warmups=10, rounds=7, repetitions=8),
+    evidence=True,
+)
+PRESETS = {preset.name: preset for preset in (QUICK, SOURCE, SKEW, RESIDENT, MATRIX)}
 CELLS = {cell.name: cell for preset in PRESETS.values() for cell in preset.cells}
 
 

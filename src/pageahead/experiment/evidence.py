@@ -1,18 +1,21 @@
 """What a run leaves behind: JSON lines, each validated when written and when read.
 
-A run is one `Environment` record and then, cell by cell, a `CellRecord` or `TrainingRecord`, or a
-`FailedRecord` or `LeftOutRecord` that says why there is none. Every timing is kept; `Spread` and
-`Ratio` are what `summary` makes of the wall times.
+A run is one `Environment` record and then, cell by cell, a `CellRecord`, `PeakRecord` or
+`TrainingRecord`, or a `FailedRecord` or `LeftOutRecord` that says why there is none; or a single
+`SetupFailedRecord`. Every timing is kept; `Spread` and `Ratio` are what `summary` makes of the wall
+times. A `SummaryRecord` is of another kind: figures published elsewhere.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from pageahead.experiment.cells import Residency
 from pageahead.experiment.protocol import Protocol, Sample
 from pageahead.experiment.summary import Ratio, Spread
 
@@ -29,13 +32,18 @@ __all__ = [
     "LinkRecord",
     "Occupancy",
     "PathSummary",
+    "PeakRecord",
     "Record",
+    "SetupFailedRecord",
+    "SummaryRecord",
     "Timings",
     "TrainingArm",
     "TrainingGroup",
     "TrainingRecord",
     "append",
     "read",
+    "read_all",
+    "why_invalid",
 ]
 
 
@@ -148,6 +156,9 @@ class LegacyRecord(_Model):
     managed_bytes: int
     freed_bytes: int
     """Managed memory given back at the end, which bitsandbytes itself never does."""
+    resident: Timings | None = None
+    """Steps after the others, on the state that the step before left on the device: what is left
+    of a step when nothing has to come. None on the CPU and where nothing pages."""
 
 
 class CandidateRecord(_Model):
@@ -172,6 +183,8 @@ class CellRecord(_Model):
     cell: str
     optimizer: str
     layout: str
+    residency: Residency = "host"
+    """Where managed state was when a step began."""
     device: Literal["cpu", "cuda"]
     device_name: str
     library: str
@@ -276,6 +289,56 @@ class TrainingRecord(_Model):
         return self.sequences * self.length
 
 
+class PeakRecord(_Model):
+    """Device memory of one arm of a cell, alone in a fresh process, in bytes."""
+
+    kind: Literal["peak"] = "peak"
+    run: str
+    cell: str
+    arm: str
+    """``legacy`` or a strategy."""
+    device: Literal["cpu", "cuda"]
+    device_name: str
+    library: str
+    steps: int
+    samples: int
+    """How often the driver was asked, by a thread beside the steps and after each step."""
+    driver_before: int
+    """What the driver said was taken of the GPU, by anybody, before the first parameter."""
+    driver_peak: int
+    """The most that it said was taken since."""
+    torch_peak: int
+    """PyTorch's ``max_memory_allocated``, which does not know of managed memory."""
+    staging: int
+    """Of the driver's figure: the ring of device buffers; 0 where there is none."""
+
+
+class SummaryRecord(_Model):
+    """Published figures of a cell, whose rounds nobody has. They can fail a gate, not pass it."""
+
+    kind: Literal["summary"] = "summary"
+    source: str
+    """Where they were published."""
+    cell: str
+    strategy: str
+    device: Literal["cuda"] = "cuda"
+    device_name: str
+    state_bytes: int
+    legacy_ms: float = Field(gt=0)
+    candidate_ms: float = Field(gt=0)
+    """Medians."""
+    rounds: int
+    repetitions: int
+    lowest: float = Field(gt=0)
+    highest: float = Field(gt=0)
+    """Range of legacy / candidate over the rounds."""
+    equal: bool
+    """Whether the results were said to be equal, bit for bit."""
+    update_ms: float | None = None
+    """Of a step on resident state, where that was published."""
+    remark: str = ""
+
+
 class FailedRecord(_Model):
     """A cell whose process failed."""
 
@@ -283,6 +346,17 @@ class FailedRecord(_Model):
     run: str
     cell: str
     strategies: list[str]
+    reason: str
+    what: Literal["steps", "peak memory"] = "steps"
+    """Which was to be measured."""
+
+
+class SetupFailedRecord(_Model):
+    """A run that ended before anything was measured. No evidence of anything else."""
+
+    kind: Literal["setup_failed"] = "setup_failed"
+    run: str
+    argv: list[str]
     reason: str
 
 
@@ -296,14 +370,30 @@ class LeftOutRecord(_Model):
     reason: str
 
 
-Record = Environment | CellRecord | TrainingRecord | FailedRecord | LeftOutRecord
+Record = (
+    Environment
+    | CellRecord
+    | PeakRecord
+    | SummaryRecord
+    | TrainingRecord
+    | FailedRecord
+    | LeftOutRecord
+    | SetupFailedRecord
+)
 _adapter: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 
 def append(path: Path, record: Record) -> None:
-    """Add one line to the file at `path`, which is made if need be."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(record.model_dump_json() + "\n")
+    """Add one line to the file at `path`, which is made if need be.
+
+    Where a killed run left half a line, the record begins on a line of its own.
+    """
+    with path.open("ab+") as file:
+        torn = False
+        if file.seek(0, os.SEEK_END) > 0:
+            file.seek(-1, os.SEEK_END)
+            torn = file.read(1) != b"\n"
+        file.write(b"\n" * torn + record.model_dump_json().encode() + b"\n")
 
 
 def read(path: Path) -> list[Record]:
@@ -312,15 +402,26 @@ def read(path: Path) -> list[Record]:
     Raises:
         EvidenceError: a line is no record; the message says which and why.
     """
-    records = []
-    with path.open(encoding="utf-8") as file:
+    records, problems = read_all(path)
+    if problems:
+        raise EvidenceError(problems[0])
+    return records
+
+
+def read_all(path: Path) -> tuple[list[Record], list[str]]:
+    """Return the records of a file, and what is wrong with each line that is none."""
+    records, problems = [], []
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
                 records.append(_adapter.validate_json(line))
             except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                where = ".".join(str(part) for part in first["loc"])
-                raise EvidenceError(
-                    f"{path.name}, line {number}: {first['msg']}{f' ({where})' if where else ''}"
-                ) from None
-    return records
+                problems.append(f"{path.name}, line {number}: {why_invalid(error)}")
+    return records, problems
+
+
+def why_invalid(error: ValidationError) -> str:
+    """The first of what is wrong, in one line."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{first['msg']}{f' ({where})' if where else ''}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,6 +22,7 @@ from pageahead.experiment.identity import Identity, identify
 from pageahead.experiment.legacy import free_managed_state
 from pageahead.experiment.link import measure_link, merged
 from pageahead.experiment.messages import CellRequest
+from pageahead.experiment.oversubscribe import leave_free
 from pageahead.experiment.protocol import CpuClock, CudaClock, Interleaving
 from pageahead.experiment.summary import ratio, spread
 
@@ -54,16 +55,21 @@ def measure_cell(request: CellRequest, report: Report) -> CellRecord:
     links = _measure_link(identity, progress)
     progress.enter("making parameters and gradients")
     workload = Workload(shapes, identity.device, SEED, GRADIENT_SETS)
-    legacy = Arm.legacy(cell.optimizer, workload, identity.type)
+    legacy = Arm.legacy(cell.optimizer, workload, identity.type, cell.residency)
     candidates = [
-        Arm.candidate(cell.optimizer, strategy, workload, identity.type)
+        Arm.candidate(cell.optimizer, strategy, workload, identity.type, cell.residency)
         for strategy in request.strategies
     ]
     clock = CudaClock() if identity.type == "cuda" else CpuClock()
     arms = Interleaving([legacy, *candidates], clock, progress.stepped)
     progress.enter("warming up")
-    arms.warm_up(request.protocol.warmups)
-    routes = [check_routes(arm.optimizer.routes(), arm.name, state_bytes) for arm in candidates]
+    warmups, ballast = request.protocol.warmups, None
+    if cell.residency == "oversubscribed":
+        arms.warm_up(1)
+        warmups -= 1
+        ballast = leave_free((legacy, *candidates), state_bytes // 2, identity.device)
+    arms.warm_up(warmups)
+    routes = [check_routes(arm.optimizer.routes(), arm.path, state_bytes) for arm in candidates]
     for arm in (legacy, *candidates):
         if arm.managed and arm.managed_bytes != state_bytes:
             raise ManagedMemoryError(
@@ -74,6 +80,8 @@ def measure_cell(request: CellRequest, report: Report) -> CellRecord:
         Timings.of(rounds)
         for rounds in arms.measure(request.protocol.rounds, request.protocol.repetitions)
     ]
+    resident = _resident_steps((legacy, *candidates), arms, request.protocol.repetitions, progress)
+    del ballast
     links += _measure_link(identity, progress)
     progress.enter("comparing bits")
     candidate_records = [
@@ -85,6 +93,7 @@ def measure_cell(request: CellRequest, report: Report) -> CellRecord:
         cell=cell.name,
         optimizer=cell.optimizer.name,
         layout=cell.layout.name,
+        residency=cell.residency,
         device=identity.type,
         device_name=identity.name,
         library=identity.library,
@@ -95,7 +104,7 @@ def measure_cell(request: CellRequest, report: Report) -> CellRecord:
         protocol=request.protocol,
         seed=SEED,
         gradient_sets=GRADIENT_SETS,
-        legacy=_legacy_record(legacy, timings[0]),
+        legacy=_legacy_record(legacy, timings[0], resident),
         candidates=candidate_records,
         link=merged(links) if links else None,
     )
@@ -160,7 +169,19 @@ def _candidate_record(
     )
 
 
-def _legacy_record(arm: Arm, timings: Timings) -> LegacyRecord:
+def _resident_steps(
+    arms: Sequence[Arm], interleaving: Interleaving, repetitions: int, progress: Phases
+) -> Timings | None:
+    """Time legacy on state that is already there. All arms step, so that bits stay comparable."""
+    if not arms[0].touching:
+        return None
+    progress.enter("measuring on resident state")
+    for arm in arms:
+        arm.touching = False
+    return Timings.of(interleaving.measure(1, repetitions)[0])
+
+
+def _legacy_record(arm: Arm, timings: Timings, resident: Timings | None) -> LegacyRecord:
     """Record legacy and, its last use being over, give back its managed memory."""
     managed_bytes = arm.managed_bytes
     freed_bytes = 0
@@ -177,4 +198,5 @@ def _legacy_record(arm: Arm, timings: Timings) -> LegacyRecord:
         timings=timings,
         managed_bytes=managed_bytes,
         freed_bytes=freed_bytes,
+        resident=resident,
     )

@@ -6,13 +6,15 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from pageahead.experiment.evidence import CellRecord, Environment, TrainingRecord
+from pageahead.experiment.evidence import CellRecord, Environment, PeakRecord, TrainingRecord
 from pageahead.experiment.protocol import Protocol
 
 __all__ = [
+    "Answer",
     "CellRequest",
     "Failure",
     "MeasureRequest",
+    "PeakRequest",
     "ProbeRequest",
     "Progress",
     "Reply",
@@ -59,6 +61,18 @@ class CellRequest(_MeasureRequest):
     kind: Literal["cell"] = "cell"
 
 
+class PeakRequest(_MeasureRequest):
+    """Measure the memory of one arm, the only one of `strategies`. Answer: `PeakRecord`."""
+
+    baseline = "peak memory"
+
+    kind: Literal["peak"] = "peak"
+
+    @property
+    def steps(self) -> int:
+        return self.protocol.warmups
+
+
 class TrainingRequest(_MeasureRequest):
     """Measure training iterations in the ways (`strategies`) named. Answer: `TrainingRecord`."""
 
@@ -83,8 +97,9 @@ class Failure(_Model):
     reason: str
 
 
-MeasureRequest = CellRequest | TrainingRequest
-Request = ProbeRequest | CellRequest | TrainingRequest
-Reply = Progress | Failure | Environment | CellRecord | TrainingRecord
+MeasureRequest = CellRequest | PeakRequest | TrainingRequest
+Request = ProbeRequest | CellRequest | PeakRequest | TrainingRequest
+Answer = Environment | CellRecord | PeakRecord | TrainingRecord
+Reply = Progress | Failure | Answer
 requests: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 replies: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

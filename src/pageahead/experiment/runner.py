@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pageahead
-from pageahead.experiment.evidence import CellRecord, Environment, TrainingRecord
 from pageahead.experiment.identity import scrub
 from pageahead.experiment.messages import (
+    Answer,
     Failure,
     MeasureRequest,
     ProbeRequest,
@@ -25,8 +25,6 @@ from pageahead.experiment.messages import (
 )
 
 __all__ = ["WorkerError", "ask"]
-
-Answer = Environment | CellRecord | TrainingRecord
 
 WORKER = (sys.executable, "-m", "pageahead.experiment.worker")
 SILENCE_SECONDS = 300.0  # far more than the longest phase between two lines of a live worker

@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-__all__ = ["Ratio", "Rounds", "Spread", "gigabytes_per_second", "ratio", "spread"]
+__all__ = ["Ratio", "Rounds", "Spread", "gigabytes_per_second", "ratio", "round_ratios", "spread"]
 
 #: Milliseconds: a list of repetitions for each round.
 Rounds = Sequence[Sequence[float]]
@@ -46,11 +46,14 @@ def spread(rounds: Rounds) -> Spread:
 
 def ratio(legacy: Rounds, candidate: Rounds) -> Ratio:
     """Compare timings taken round by round beside each other."""
-    by_round = [
-        median(theirs) / median(ours) for theirs, ours in zip(legacy, candidate, strict=True)
-    ]
+    by_round = round_ratios(legacy, candidate)
     overall = spread(legacy).median / spread(candidate).median
     return Ratio(overall, min(by_round), max(by_round))
+
+
+def round_ratios(legacy: Rounds, candidate: Rounds) -> list[float]:
+    """Legacy over candidate, of the medians of each round."""
+    return [median(theirs) / median(ours) for theirs, ours in zip(legacy, candidate, strict=True)]
 
 
 def gigabytes_per_second(nbytes: int, milliseconds: float) -> float:

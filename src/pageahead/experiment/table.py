@@ -19,9 +19,10 @@ from pageahead.experiment.evidence import (
 )
 from pageahead.experiment.link import merged
 from pageahead.experiment.protocol import Protocol
-from pageahead.experiment.summary import gigabytes_per_second
+from pageahead.experiment.summary import gigabytes_per_second, round_ratios
+from pageahead.experiment.verdict import FEWEST_ROUNDS, verdict
 
-__all__ = ["amount", "notes", "results"]
+__all__ = ["amount", "milliseconds", "notes", "results"]
 
 NONE = "-"
 
@@ -40,7 +41,7 @@ def results(records: Sequence[Record]) -> Table:
         if isinstance(record, CellRecord):
             for candidate in record.candidates:
                 table.add_row(*_row(record, candidate))
-        elif isinstance(record, FailedRecord):
+        elif isinstance(record, FailedRecord) and record.what == "steps":
             optimizer, _, layout = record.cell.partition("/")
             failed = Text("failed", style="bold red")
             for strategy in record.strategies:
@@ -54,6 +55,7 @@ def notes(records: Sequence[Record]) -> list[str]:
     said = []
     if cells:
         said.append(_how(cells))
+        said += _verdicts(cells)
     if any(cell.device == "cpu" for cell in cells):
         said.append(_cpu(cells))
     links = [cell.link for cell in cells if cell.link is not None]
@@ -62,7 +64,8 @@ def notes(records: Sequence[Record]) -> list[str]:
     for record in records:
         if isinstance(record, FailedRecord):
             strategies = ", ".join(record.strategies)
-            said.append(f"FAILED {record.cell} ({strategies}): {record.reason}")
+            what = "" if record.what == "steps" else f"{record.what}: "
+            said.append(f"FAILED {record.cell} ({strategies}): {what}{record.reason}")
         elif isinstance(record, LeftOutRecord):
             said.append(f"{record.cell}: {record.strategy} left out; {record.reason}.")
         elif isinstance(record, CellRecord):
@@ -85,11 +88,11 @@ def _row(cell: CellRecord, candidate: CandidateRecord) -> list[str | Text]:
     equal = candidate.comparison.equal
     return [
         cell.optimizer,
-        cell.layout,
+        cell.layout if cell.residency == "host" else f"{cell.layout}@{cell.residency}",
         amount(cell.state_bytes),
         candidate.strategy,
-        _milliseconds(cell.legacy.wall.median),
-        _milliseconds(candidate.wall.median),
+        milliseconds(cell.legacy.wall.median),
+        milliseconds(candidate.wall.median),
         f"{compared.overall:.2f}",
         f"{compared.lowest:.2f}-{compared.highest:.2f}",
         *_bandwidth(cell, candidate),
@@ -99,14 +102,15 @@ def _row(cell: CellRecord, candidate: CandidateRecord) -> list[str | Text]:
 
 def _bandwidth(cell: CellRecord, candidate: CandidateRecord) -> tuple[str, str]:
     """GB/s each way, and that as a share of what the link can do; only where both are known."""
-    if candidate.strategy != "streamed" or cell.link is None:
+    if "streamed" not in candidate.routes or cell.link is None:
         return NONE, NONE
     moved = candidate.routes["streamed"].state_bytes
     reached = gigabytes_per_second(moved, candidate.wall.median)
     return f"{reached:.1f}", f"{reached / cell.link.duplex_median:.0%}"
 
 
-def _milliseconds(value: float) -> str:
+def milliseconds(value: float) -> str:
+    """To a microsecond, or a tenth of a millisecond where there are hundreds."""
     return f"{value:.3f}" if value < 100 else f"{value:.1f}"
 
 
@@ -125,6 +129,23 @@ def _counts(protocol: Protocol) -> str:
         f"{protocol.warmups} warm-ups, then {protocol.rounds} rounds of {protocol.repetitions} "
         f"steps, interleaved in one process per cell"
     )
+
+
+def _verdicts(cells: Sequence[CellRecord]) -> list[str]:
+    """Of each verdict, the candidates that have it."""
+    by_name: dict[str, list[str]] = {}
+    for cell in cells:
+        for candidate in cell.candidates:
+            ratios = round_ratios(cell.legacy.timings.wall_ms, candidate.timings.wall_ms)
+            by_name.setdefault(verdict(ratios).name, []).append(
+                f"{cell.cell} ({candidate.strategy})"
+            )
+    few = any(cell.protocol.rounds < FEWEST_ROUNDS for cell in cells)
+    too_few = f" ({FEWEST_ROUNDS} rounds or more are needed to decide)" if few else ""
+    return [
+        f"{name}{too_few if name == 'UNDECIDED' else ''}: {', '.join(who)}."
+        for name, who in by_name.items()
+    ]
 
 
 def _cpu(cells: Sequence[CellRecord]) -> str:

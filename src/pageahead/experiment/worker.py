@@ -13,20 +13,22 @@ from typing import TextIO
 
 from pageahead.experiment.arms import RouteError
 from pageahead.experiment.environment import describe
-from pageahead.experiment.evidence import CellRecord, Environment, TrainingRecord
 from pageahead.experiment.identity import IdentityError, identify, scrub
 from pageahead.experiment.link import measure_link
 from pageahead.experiment.measure import ManagedMemoryError, measure_cell
 from pageahead.experiment.messages import (
+    Answer,
     CellRequest,
     Failure,
     MeasureRequest,
+    PeakRequest,
     ProbeRequest,
     Progress,
     Reply,
     TrainingRequest,
     requests,
 )
+from pageahead.experiment.peak import measure_peak
 from pageahead.experiment.training.measure import measure_training
 from pageahead.experiment.training.planning import DoesNotFitError
 
@@ -45,14 +47,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _answer(
-    request: ProbeRequest | MeasureRequest, channel: TextIO
-) -> Environment | CellRecord | TrainingRecord:
+def _answer(request: ProbeRequest | MeasureRequest, channel: TextIO) -> Answer:
     def report(phase: str, steps: int) -> None:
         _send(channel, Progress(phase=phase, steps=steps))
 
     if isinstance(request, CellRequest):
         return measure_cell(request, report)
+    if isinstance(request, PeakRequest):
+        return measure_peak(request, report)
     if isinstance(request, TrainingRequest):
         return measure_training(request, report)
     identity = identify(request.device)

@@ -1,7 +1,9 @@
 """What a run of the oracle leaves behind: JSON lines, each validated when written and when read.
 
 The first is the `Environment`; then what cannot be compared, one `ExcludedRecord` per reason; a
-`CellRecord` per cell; and a `FailureRecord` for each failing cell that was made small.
+`CellRecord` per cell; and a `FailureRecord` for each failing cell that was made small. Committed
+evidence may have a `SummaryRecord` of many cells instead, with a `SourceRecord` that says where the
+cells are.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ __all__ = [
     "ExcludedRecord",
     "FailureRecord",
     "Record",
+    "ReferenceCount",
     "ReferenceRecord",
+    "SourceRecord",
+    "SummaryRecord",
     "append",
     "read",
 ]
@@ -126,7 +131,51 @@ class FailureRecord(_Model):
     command: str
 
 
-Record = Environment | ExcludedRecord | CellRecord | FailureRecord
+class ReferenceCount(_Model):
+    """How many cells were compared in one way; see `ReferenceRecord`."""
+
+    why: str
+    tolerance: str | None
+    cells: int
+
+
+class SummaryRecord(_Model):
+    """The cells of one optimizer, width and movement, added up."""
+
+    kind: Literal["verify_summary"] = "verify_summary"
+    run: str
+    family: str
+    bits: int
+    movement: str
+    device: Literal["cpu", "cuda"]
+    cells: int
+    results: dict[str, int]
+    """Cells by `CellRecord.result`."""
+    bit_for_bit: int
+    """Of them, those in which nothing at all might differ."""
+    steps: int
+    compared_steps: int
+    tensors: int
+    copies: int
+    copied_bytes: int
+    prefetched_bytes: int
+    references: list[ReferenceCount]
+
+
+class SourceRecord(_Model):
+    """Where summaries come from."""
+
+    kind: Literal["verify_source"] = "verify_source"
+    run: str
+    commit: str
+    why: str
+    cells_file: str
+    """Beside this file: every `CellRecord`."""
+    cells_sha256: str
+    """Of its lines, unpacked."""
+
+
+Record = Environment | ExcludedRecord | CellRecord | FailureRecord | SummaryRecord | SourceRecord
 _adapter: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pageahead.experiment import bench
-from pageahead.experiment.evidence import Environment, LeftOutRecord
+from pageahead.experiment.evidence import Environment
 from pageahead.experiment.messages import TrainingRequest
 from pageahead.experiment.protocol import Protocol
 from pageahead.experiment.table import amount
@@ -77,12 +77,10 @@ def show_cells() -> Table:
     return shown
 
 
-def _requests(
-    options: Options, environment: Environment
-) -> tuple[list[LeftOutRecord], list[TrainingRequest]]:
+def _requests(options: Options, environment: Environment) -> bench.Plan:
     """One for each cell. What does not fit in memory is for the worker to say."""
     default = cells.PARAMETERS if environment.device == "cuda" else cells.CPU_PARAMETERS
-    return [], [
+    requests = [
         TrainingRequest(
             run=environment.run,
             cell=cell.name,
@@ -93,3 +91,4 @@ def _requests(
         )
         for cell in options.cells
     ]
+    return bench.Plan([], requests)

@@ -1,0 +1,232 @@
+"""The six criteria, each a function of what was measured. All of them have to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pageahead.experiment.cells import MATRIX, PEAK_ROLES
+from pageahead.experiment.evidence import PeakRecord
+from pageahead.experiment.gate.finding import (
+    WIDTHS,
+    Finding,
+    find,
+    mean_ratio,
+    needed_cells,
+    of_width,
+    wanted,
+)
+from pageahead.experiment.gate.measured import Collection, Measured
+from pageahead.experiment.gate.reading import Evidence
+from pageahead.experiment.gate.thresholds import Thresholds
+from pageahead.experiment.gate.verified import Verification, verification
+from pageahead.experiment.table import amount
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    evidence: Evidence,
+    collection: Collection,
+    strategy: str,
+    device: str,
+    thresholds: Thresholds,
+) -> list[Finding]:
+    """All six, in order."""
+    return [
+        _correct(collection, verification(evidence, strategy, device, thresholds)),
+        _improved(collection, thresholds),
+        _public(collection),
+        _no_regression(collection, thresholds),
+        _resident(collection, thresholds),
+        _memory_and_contract(evidence, collection, strategy, thresholds),
+    ]
+
+
+def _correct(collection: Collection, verified: Verification) -> Finding:
+    cells = needed_cells()
+    present, missing = wanted(collection, cells, {cell.role for cell in cells})
+    others = [one for one in collection.cells.values() if one not in present]
+    checked = [*present, *others]
+    unequal = [one for one in checked if not one.equal]
+    figures = [
+        f"{len(checked) - len(unequal)} of {len(checked)} measured cells are equal to legacy"
+    ]
+    figures += [f"{one.name}: {one.different_tensors} tensors differ" for one in unequal]
+    return find(
+        "1",
+        "every correctness and ordering check passes",
+        failed=bool(unequal) or verified.failed > 0,
+        figures=[*figures, *verified.figures],
+        cells=unequal or checked,
+        missing=[*missing, *verified.missing],
+    )
+
+
+def _improved(collection: Collection, thresholds: Thresholds) -> Finding:
+    present, missing = wanted(collection, MATRIX.cells, {"primary"})
+    figures, failed = [], False
+    for bits, optimizer in WIDTHS.items():
+        cells = of_width(present, optimizer)
+        if not cells:
+            figures.append(f"{bits}-bit: no cell")
+            continue
+        mean = mean_ratio(cells)
+        short = mean < thresholds.improvement
+        failed = failed or short
+        figures.append(
+            f"{bits}-bit: geometric mean {mean:.4g} of {len(cells)} cells ({_ratios(cells)}), "
+            f"{'less than' if short else 'at least'} {thresholds.improvement:g}{_limits(cells)}"
+        )
+    return find(
+        "2",
+        f"host-resident AdamW, 8-bit and 32-bit: legacy / candidate at least "
+        f"{thresholds.improvement:g}, geometric mean over the primary cells of each width",
+        failed=failed,
+        figures=figures,
+        cells=present,
+        missing=missing,
+    )
+
+
+def _public(collection: Collection) -> Finding:
+    present, missing = wanted(collection, MATRIX.cells, {"public"})
+    not_faster = [one for one in present if one.verdict.name != "FASTER"]
+    return find(
+        "3",
+        "public models keep a repeatable gain: every one FASTER",
+        failed=bool(not_faster),
+        figures=[_judged(one) for one in not_faster or present] or ["no cell"],
+        cells=not_faster or present,
+        missing=missing,
+    )
+
+
+def _no_regression(collection: Collection, thresholds: Thresholds) -> Finding:
+    present, missing = wanted(collection, MATRIX.cells, {"primary", "tiny"})
+    return _at_least(
+        "4",
+        f"no primary paging cell's step gets more than {thresholds.primary_regression:.0%} longer",
+        present,
+        missing,
+        thresholds.primary_ratio,
+    )
+
+
+def _resident(collection: Collection, thresholds: Thresholds) -> Finding:
+    present, missing = wanted(collection, MATRIX.cells, {"resident"})
+    return _at_least(
+        "5",
+        f"with state on the device, no step gets more than {thresholds.resident_regression:.0%} "
+        f"longer",
+        present,
+        missing,
+        thresholds.resident_ratio,
+    )
+
+
+def _at_least(
+    key: str, title: str, present: Sequence[Measured], missing: Sequence[str], least: float
+) -> Finding:
+    slower = [one for one in present if one.ratio < least]
+    figures = [
+        f"{one.name}: {one.ratio:.4g}, a step {1 / one.ratio - 1:.1%} longer" for one in slower
+    ]
+    if present and not slower:
+        lowest = min(present, key=lambda one: one.ratio)
+        figures = [
+            f"lowest ratio of {len(present)}: {lowest.ratio:.4g} ({lowest.name}); "
+            f"{least:.4g} is allowed"
+        ]
+    return find(
+        key,
+        title,
+        failed=bool(slower),
+        figures=figures or ["no cell"],
+        cells=slower or present,
+        missing=missing,
+    )
+
+
+def _memory_and_contract(
+    evidence: Evidence, collection: Collection, strategy: str, thresholds: Thresholds
+) -> Finding:
+    peaks = {
+        (one.cell, one.arm): one
+        for one in evidence.peaks
+        if one.device == "cuda" and one.run in evidence.environments
+    }
+    figures, missing, failed = [], [], False
+    largest: tuple[float, str] | None = None
+    for cell in MATRIX.cells:
+        if cell.role not in PEAK_ROLES:
+            continue
+        legacy, ours = peaks.get((cell.name, "legacy")), peaks.get((cell.name, strategy))
+        if legacy is None or ours is None:
+            absent = " and ".join(
+                name for name, one in (("legacy", legacy), (strategy, ours)) if one is None
+            )
+            missing.append(f"{cell.name}: no peak memory of {absent}")
+            continue
+        share = ours.driver_peak / (legacy.driver_peak + ours.staging)
+        said = _peaks(legacy, ours)
+        if ours.driver_peak > legacy.driver_peak + ours.staging:
+            failed = True
+            figures.append(said)
+        elif largest is None or share > largest[0]:
+            largest = (share, said)
+    if largest is not None:
+        figures.append(f"nearest to its bound: {largest[1]}")
+    late = [
+        one
+        for one in collection.cells.values()
+        if one.settle_ms is not None and one.settle_ms > thresholds.settle_ms
+    ]
+    figures += [
+        f"{one.name}: {one.settle_ms:.3f} ms of work are left when a step returns, more than "
+        f"{thresholds.settle_ms:g}"
+        for one in late
+    ]
+    timed = [one.settle_ms for one in collection.cells.values() if one.settle_ms is not None]
+    if timed and not late:
+        figures.append(
+            f"steps are complete when they return: at most {max(timed):.3f} ms more than after "
+            f"legacy's, {thresholds.settle_ms:g} are allowed"
+        )
+    if not timed:
+        missing.append("any cell: nothing says what is left of a step when it returns")
+    return find(
+        "6",
+        "peak memory, as the driver counts it, is at most legacy's and the staging ring, each in "
+        "a fresh process; a step is complete when it returns",
+        failed=failed or bool(late),
+        figures=figures or ["no cell"],
+        cells=late,
+        missing=missing,
+    )
+
+
+def _peaks(legacy: PeakRecord, ours: PeakRecord) -> str:
+    return (
+        f"{ours.cell}: {amount(ours.driver_peak)} taken at most, legacy "
+        f"{amount(legacy.driver_peak)} and staging {amount(ours.staging)} (PyTorch's own peak: "
+        f"{amount(ours.torch_peak)}, legacy {amount(legacy.torch_peak)}; taken before: "
+        f"{amount(ours.driver_before)} and {amount(legacy.driver_before)})"
+    )
+
+
+def _ratios(cells: Sequence[Measured]) -> str:
+    return ", ".join(f"{one.cell.layout.name} {one.ratio:.3f}" for one in cells)
+
+
+def _limits(cells: Iterable[Measured]) -> str:
+    """What overlap alone could have reached, where it was measured."""
+    known = [(one.cell.layout.name, one.limit.overlap) for one in cells]
+    said = ", ".join(f"{name} {value:.3f}" for name, value in known if value is not None)
+    return f"; overlap alone could reach at most: {said}" if said else ""
+
+
+def _judged(one: Measured) -> str:
+    return (
+        f"{one.name}: {one.verdict.name}, {one.ratio:.4g} "
+        f"({one.verdict.low:.3f} to {one.verdict.high:.3f})"
+    )

@@ -1,0 +1,231 @@
+"""One strategy in one cell, recomputed from raw rounds, and whether that is complete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+from pageahead.experiment.cells import CELLS, MATRIX, Cell, Role
+from pageahead.experiment.evidence import (
+    CandidateRecord,
+    CellRecord,
+    Environment,
+    SummaryRecord,
+    Timings,
+)
+from pageahead.experiment.gate.limit import Limit, host_floor_ms, limit, middle, shown_overlap_ms
+from pageahead.experiment.gate.reading import Evidence
+from pageahead.experiment.gate.thresholds import Thresholds
+from pageahead.experiment.summary import round_ratios
+from pageahead.experiment.verdict import Verdict, range_verdict, verdict
+
+__all__ = ["Collection", "Measured", "collect"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A candidate beside legacy in one cell.
+
+    Attributes:
+        cell: which.
+        run: the run it is of; None of published figures.
+        raw: whether there are rounds. Published figures without them can fail a criterion, but
+            not pass it.
+        legacy_ms, candidate_ms: medians over all repetitions.
+        verdict: of the rounds.
+        equal: whether the results were equal, bit for bit.
+        different_tensors: how many were not.
+        settle_ms: how much longer than after legacy's the device was busy after the candidate's
+            step; None of published figures.
+        limit: see there; of cells whose state is on the host.
+        overlap_ms: what copies overlapped for certain; see `shown_overlap_ms`.
+    """
+
+    cell: Cell
+    run: str | None
+    raw: bool
+    legacy_ms: float
+    candidate_ms: float
+    verdict: Verdict
+    equal: bool
+    different_tensors: int
+    settle_ms: float | None
+    limit: Limit
+    overlap_ms: float
+
+    @property
+    def name(self) -> str:
+        return self.cell.name
+
+    @property
+    def role(self) -> Role:
+        return self.cell.role
+
+    @property
+    def ratio(self) -> float:
+        """Legacy over candidate: above 1 the candidate is faster."""
+        return self.legacy_ms / self.candidate_ms
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What the evidence has of one strategy.
+
+    Attributes:
+        cells: complete cells of the matrix, by name.
+        incomplete: why a cell of the matrix that is in the evidence does not count.
+        others: cells outside the matrix.
+        repeated: cells of which there are several complete records; the last one counts.
+    """
+
+    cells: dict[str, Measured]
+    incomplete: dict[str, str]
+    others: list[str]
+    repeated: list[str]
+
+
+def collect(evidence: Evidence, strategy: str, thresholds: Thresholds) -> Collection:
+    """Every cell in which `strategy` was measured. Of several records the last complete one."""
+    found: dict[str, Measured] = {}
+    incomplete: dict[str, str] = {}
+    others: list[str] = []
+    repeated: list[str] = []
+    for failed in evidence.failed:
+        if strategy in failed.strategies and failed.what == "steps":
+            incomplete[failed.cell] = f"failed: {failed.reason}"
+    for left_out in evidence.left_out:
+        if left_out.strategy == strategy:
+            incomplete[left_out.cell] = f"left out: {left_out.reason}"
+    needed = {cell.name for cell in MATRIX.cells}
+    for summary in evidence.summaries:
+        if summary.strategy == strategy and summary.cell in needed:
+            found[summary.cell] = _of_summary(summary)
+    for record in evidence.cells:
+        for candidate in record.candidates:
+            if candidate.strategy != strategy:
+                continue
+            if record.cell not in needed:
+                others.append(record.cell)
+                continue
+            environment = evidence.environments.get(record.run)
+            reason = _why_incomplete(record, candidate, environment, thresholds)
+            if reason is not None:
+                incomplete[record.cell] = reason
+                continue
+            if record.cell in found:
+                repeated.append(record.cell)
+            found[record.cell] = _of_rounds(record, candidate)
+    return Collection(
+        found,
+        {name: reason for name, reason in incomplete.items() if name not in found},
+        list(dict.fromkeys(others)),
+        list(dict.fromkeys(repeated)),
+    )
+
+
+def _of_rounds(record: CellRecord, candidate: CandidateRecord) -> Measured:
+    cell = CELLS[record.cell]
+    legacy, ours = record.legacy.timings, candidate.timings
+    legacy_ms, candidate_ms = middle(legacy.wall_ms), middle(ours.wall_ms)
+    resident = record.legacy.resident
+    update_ms = middle(resident.wall_ms) if resident is not None else None
+    on_host = record.residency == "host"
+    streamed = candidate.routes.get("streamed")
+    moved = streamed.state_bytes if streamed is not None and on_host else 0
+    return Measured(
+        cell=cell,
+        run=record.run,
+        raw=True,
+        legacy_ms=legacy_ms,
+        candidate_ms=candidate_ms,
+        verdict=verdict(round_ratios(legacy.wall_ms, ours.wall_ms)),
+        equal=candidate.comparison.equal,
+        different_tensors=candidate.comparison.differences,
+        settle_ms=middle(ours.settle_ms) - middle(legacy.settle_ms),
+        limit=limit(legacy_ms, update_ms, record.state_bytes, record.link)
+        if on_host
+        else Limit(None, None, None, None),
+        overlap_ms=shown_overlap_ms(candidate_ms, moved, record.link),
+    )
+
+
+def _of_summary(record: SummaryRecord) -> Measured:
+    return Measured(
+        cell=CELLS[record.cell],
+        run=None,
+        raw=False,
+        legacy_ms=record.legacy_ms,
+        candidate_ms=record.candidate_ms,
+        verdict=range_verdict(record.rounds, record.lowest, record.highest),
+        equal=record.equal,
+        different_tensors=0 if record.equal else 1,
+        settle_ms=None,
+        limit=limit(record.legacy_ms, record.update_ms, record.state_bytes, None),
+        overlap_ms=0.0,
+    )
+
+
+def _why_incomplete(
+    record: CellRecord,
+    candidate: CandidateRecord,
+    environment: Environment | None,
+    thresholds: Thresholds,
+) -> str | None:
+    """Why a record is no evidence of its cell; None if it is."""
+    cell, protocol = CELLS[record.cell], record.protocol
+    if record.device != "cuda":
+        return "measured on the CPU, where nothing crosses a link"
+    if environment is None:
+        return f"nothing says on what machine run {record.run} was"
+    there = environment.gpu.name if environment.gpu is not None else environment.device
+    if (record.device_name, record.library) != (there, environment.library):
+        return (
+            f"measured on {record.device_name} with {record.library}, but its run began on "
+            f"{there} with {environment.library}"
+        )
+    timed = protocol.rounds * protocol.repetitions
+    if (
+        protocol.warmups < thresholds.warmups
+        or timed < thresholds.timed_steps
+        or protocol.rounds < thresholds.rounds
+    ):
+        return (
+            f"{protocol.warmups} warm-ups and {protocol.rounds} rounds of {protocol.repetitions} "
+            f"steps; at least {thresholds.warmups} warm-ups, {thresholds.rounds} rounds and "
+            f"{thresholds.timed_steps} steps are asked for"
+        )
+    if record.state_bytes != cell.state_bytes("cuda") or record.residency != cell.residency:
+        return (
+            f"of {record.state_bytes:,} bytes, {record.residency}; the cell has "
+            f"{cell.state_bytes('cuda'):,}, {cell.residency}"
+        )
+    if record.legacy.managed_bytes != record.state_bytes:
+        return f"legacy had {record.legacy.managed_bytes:,} bytes of managed state"
+    for name, timings in (("legacy", record.legacy.timings), ("candidate", candidate.timings)):
+        reason = _why_untimed(timings, protocol.rounds, protocol.repetitions)
+        if reason is not None:
+            return f"{name}: {reason}"
+    if record.residency == "host":
+        if record.link is None:
+            return "the link was not measured, so that nothing shows that state was on the host"
+        least = host_floor_ms(record.state_bytes, record.link)
+        if middle(record.legacy.timings.wall_ms) < least:
+            return (
+                f"legacy took {middle(record.legacy.timings.wall_ms):.3f} ms, less than the "
+                f"{least:.3f} in which its state can come over the link: it was not on the host"
+            )
+    return None
+
+
+def _why_untimed(timings: Timings, rounds: int, repetitions: int) -> str | None:
+    for name in ("wall_ms", "event_ms", "settle_ms"):
+        values: list[list[float]] | None = getattr(timings, name)
+        if values is None:
+            return f"no {name}"
+        if [len(one) for one in values] != [repetitions] * rounds:
+            return f"{name} has not {rounds} rounds of {repetitions}"
+        if not all(isfinite(value) for one in values for value in one):
+            return f"{name} has a value that is no number"
+    if not all(value > 0 for one in timings.wall_ms for value in one):
+        return "wall_ms has a value that is not positive"
+    return None

@@ -1,0 +1,49 @@
+"""Every number that the gate compares with, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pageahead.experiment.verdict import FEWEST_ROUNDS
+
+__all__ = ["THRESHOLDS", "Thresholds"]
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The gate's lines. Those without another source are of docs/experiment.md.
+
+    Attributes:
+        improvement: geometric mean of legacy / candidate over the primary cells of a width; at
+            least.
+        primary_regression: by how much a primary or tiny cell's step may get longer, as a share.
+        resident_regression: by how much a resident cell's step may.
+        settle_ms: by how much longer than after legacy's the device may be busy after the
+            candidate's step has returned, in the median. A completed step leaves nothing; asking
+            costs 0.03 to 0.17 ms on an H200 (evidence/nvidia-h200/bench-source.jsonl), and one
+            chunk of 16 MiB takes about 0.3.
+        warmups, timed_steps: of each arm, at least.
+        rounds: for a verdict at all; see `verdict`.
+        verified_cells: of each optimizer and width, compared by the oracle; at least.
+    """
+
+    improvement: float = 1.15
+    primary_regression: float = 0.05
+    resident_regression: float = 0.03
+    settle_ms: float = 0.25
+    warmups: int = 10
+    timed_steps: int = 50
+    rounds: int = FEWEST_ROUNDS
+    verified_cells: int = 1
+
+    @property
+    def primary_ratio(self) -> float:
+        """Legacy / candidate at the allowed regression."""
+        return 1 / (1 + self.primary_regression)
+
+    @property
+    def resident_ratio(self) -> float:
+        return 1 / (1 + self.resident_regression)
+
+
+THRESHOLDS = Thresholds()

@@ -1,0 +1,383 @@
+"""GO, and what turns it into NO-GO or INCOMPLETE."""
+
+from __future__ import annotations
+
+import pytest
+
+from pageahead.experiment.cells import CELLS
+from pageahead.experiment.evidence import CellRecord, Environment, FailedRecord, PeakRecord
+from pageahead.experiment.gate.decision import EvidenceError, decide
+from pageahead.experiment.gate.reading import gather
+from pageahead.experiment.oracle.records import CellRecord as VerifiedCell
+from pageahead.experiment.oracle.records import SummaryRecord as Verified
+from tests.experiment.gate.support import (
+    GOOD,
+    NEEDED,
+    PROTOCOL,
+    RATIOS,
+    STAGING,
+    failed,
+    finding,
+    judged,
+    missing,
+    moved,
+    record,
+    timings,
+    verified,
+    with_cell,
+    without,
+)
+from tests.experiment.support import MIB, RUN, environment, peak
+
+#: To one of six cells of 1.155, so that their geometric mean is just above and below 1.15.
+ABOVE, BELOW = (1.155 * (mean / 1.155) ** 6 for mean in (1.1501, 1.1499))
+
+
+def test_everything_well_is_go() -> None:
+    decision = judged(GOOD)
+    assert decision.verdict == "GO"
+    assert {one.status for one in decision.findings} == {"passed"}
+    assert [one.key for one in decision.findings] == [*"123456ABC"]
+    assert (decision.strategy, decision.device, list(decision.notes)) == ("streamed", "A GPU", [])
+
+
+@pytest.mark.parametrize("name", [cell.name for cell in NEEDED])
+def test_without_any_needed_cell_it_is_incomplete_and_the_cell_is_named(name) -> None:
+    decision = judged(without(lambda one: isinstance(one, CellRecord) and one.cell == name))
+    assert decision.verdict == "INCOMPLETE"
+    assert "1" in missing(decision)
+    for key in missing(decision):
+        assert finding(decision, key).missing == [f"{name}: not measured"]
+
+
+@pytest.mark.parametrize("role", ["primary", "tiny", "public", "resident"])
+def test_without_a_cell_the_criteria_of_its_role_are_incomplete(role) -> None:
+    names = [cell.name for cell in NEEDED if cell.role == role]
+    decision = judged(without(lambda one: isinstance(one, CellRecord) and one.cell == names[0]))
+    expected = {"primary": "124ABC", "tiny": "14B", "public": "13C", "resident": "15"}
+    assert missing(decision) == [*expected[role]]
+
+
+def test_without_a_peak_it_is_incomplete() -> None:
+    gone = ("adamw32/gpt2", "streamed")
+    decision = judged(
+        without(lambda one: isinstance(one, PeakRecord) and (one.cell, one.arm) == gone)
+    )
+    assert (decision.verdict, missing(decision)) == ("INCOMPLETE", ["6"])
+    assert finding(decision, "6").missing == ["adamw32/gpt2: no peak memory of streamed"]
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+@pytest.mark.parametrize("family", ["adam", "adamw", "lion", "ademamix"])
+def test_without_the_oracles_cells_it_is_incomplete(family, bits) -> None:
+    decision = judged(
+        without(lambda one: isinstance(one, Verified) and (one.family, one.bits) == (family, bits))
+    )
+    assert (decision.verdict, missing(decision)) == ("INCOMPLETE", ["1"])
+    assert finding(decision, "1").missing[0].startswith(f"{family} {bits}-bit: ")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"movement": "lookahead"}, {"run": "another machine's"}], ids=["movement", "run"]
+)
+def test_the_oracles_cells_of_other_movements_or_machines_do_not_count(changes) -> None:
+    records = [
+        verified("lion", 8, **changes)
+        if isinstance(one, Verified) and (one.family, one.bits) == ("lion", 8)
+        else one
+        for one in GOOD
+    ]
+    assert missing(judged(records)) == ["1"]
+
+
+def test_single_cells_of_the_oracle_count_as_their_summary_does() -> None:
+    def single(result: str) -> VerifiedCell:
+        return VerifiedCell(
+            run=RUN,
+            case="lion/8/...",
+            family="lion",
+            bits=8,
+            movement="streamed",
+            device="cuda",
+            result=result,
+            steps=5,
+        )
+
+    rest = without(lambda one: isinstance(one, Verified) and (one.family, one.bits) == ("lion", 8))
+    assert judged([*rest, single("equal")]).verdict == "GO"
+    decision = judged([*rest, single("equal"), single("different")])
+    assert (decision.verdict, failed(decision)) == ("NO-GO", ["1"])
+    # Beside the summary that it is part of, it is not counted twice.
+    summary = verified("lion", 8, movement="streamed")
+    both = finding(judged([*rest, summary, single("equal")]), "1")
+    assert any("71 of 71 cells equal" in figure for figure in both.figures)
+
+
+def test_without_the_environment_nothing_counts() -> None:
+    decision = judged(without(lambda one: isinstance(one, Environment)))
+    assert decision.verdict == "INCOMPLETE"
+    assert "nothing says on what machine" in finding(decision, "2").missing[0]
+
+
+@pytest.mark.parametrize("name", ["adamw8/8x4Mi", "adamw32/256MiB", "adamw32/8MiB"])
+def test_criterion_2_flips_with_one_cell(name) -> None:
+    assert judged(moved(name, ABOVE)).verdict == "GO"
+    decision = judged(moved(name, BELOW))
+    assert (decision.verdict, failed(decision)) == ("NO-GO", ["2"])
+    width = "8-bit" if name.startswith("adamw8") else "32-bit"
+    assert any(
+        width in line and "less than 1.15" in line for line in finding(decision, "2").figures
+    )
+
+
+def test_criterion_3_flips_with_one_round_of_one_cell() -> None:
+    name = "adamw32/qwen2.5-0.5b"
+    assert judged(moved(name, 1.02)).verdict == "GO"
+    old = record(CELLS[name], 1.02)
+    rounds = old.candidates[0].timings.wall_ms
+    slow = [*rounds[:6], [1.03 * one for one in rounds[6]]]
+    ours = old.candidates[0].model_copy(
+        update={"timings": old.candidates[0].timings.model_copy(update={"wall_ms": slow})}
+    )
+    decision = judged(with_cell(name, old.model_copy(update={"candidates": [ours]})))
+    assert (decision.verdict, failed(decision)) == ("NO-GO", ["3"])
+    assert "UNDECIDED" in finding(decision, "3").figures[0]
+    assert list(finding(decision, "3").cells) == [name]
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "kept", "broken"),
+    [
+        ("4", "adamw8/2MiB", 0.9525, 0.9522),
+        ("5", "adamw32/64MiB@resident", 0.971, 0.9707),
+    ],
+)
+def test_criteria_4_and_5_flip_with_one_cell(key, name, kept, broken) -> None:
+    assert judged(moved(name, kept)).verdict == "GO"
+    decision = judged(moved(name, broken))
+    assert (decision.verdict, failed(decision)) == ("NO-GO", [key])
+    assert list(finding(decision, key).cells) == [name]
+
+
+def with_peak(ours: int) -> list:
+    return [
+        peak("adamw8/gpt2", "streamed", ours, STAGING)
+        if isinstance(one, PeakRecord) and (one.cell, one.arm) == ("adamw8/gpt2", "streamed")
+        else one
+        for one in GOOD
+    ]
+
+
+def test_criterion_6_flips_with_one_byte() -> None:
+    assert judged(with_peak(4096 * MIB + STAGING)).verdict == "GO"
+    decision = judged(with_peak(4096 * MIB + STAGING + 1))
+    assert (decision.verdict, failed(decision)) == ("NO-GO", ["6"])
+    assert "PyTorch's own peak: 1 GiB" in finding(decision, "6").figures[0]
+
+
+@pytest.mark.parametrize(("settle", "verdict"), [(0.299, "GO"), (0.301, "NO-GO")])
+def test_criterion_6_flips_with_what_is_left_of_a_step(settle, verdict) -> None:
+    old = record(CELLS["adamw32/8x4Mi"], 1.155)  # after legacy's, 0.05 are left
+    ours = old.candidates[0].timings.model_copy(
+        update={"settle_ms": timings(1.0, settle=settle).settle_ms}
+    )
+    candidate = old.candidates[0].model_copy(update={"timings": ours})
+    new = old.model_copy(update={"candidates": [candidate]})
+    decision = judged(with_cell(new.cell, new))
+    assert decision.verdict == verdict
+    assert failed(decision) == (["6"] if verdict == "NO-GO" else [])
+
+
+def test_criterion_1_fails_with_one_cell_that_differs() -> None:
+    old = record(CELLS["lion8/64MiB"], 1.2)
+    comparison = old.candidates[0].comparison.model_copy(update={"differences": 2})
+    new = old.model_copy(
+        update={"candidates": [old.candidates[0].model_copy(update={"comparison": comparison})]}
+    )
+    decision = judged(with_cell(new.cell, new))
+    assert (decision.verdict, failed(decision)) == ("NO-GO", ["1"])
+    assert "lion8/64MiB: 2 tensors differ" in finding(decision, "1").figures
+
+
+def test_what_failed_is_no_go_whatever_is_missing() -> None:
+    records = [one for one in moved("adamw8/8x4Mi", BELOW) if not isinstance(one, PeakRecord)]
+    decision = judged(records)
+    assert (decision.verdict, missing(decision)) == ("NO-GO", ["6"])
+
+
+def slowed(cells: dict[str, float], factor: float) -> list:
+    """Both arms that much slower, so that no overlap shows, at those ratios."""
+    records = []
+    for one in GOOD:
+        if isinstance(one, CellRecord) and one.cell in cells:
+            ours_ms = factor * one.candidates[0].wall.median
+            ours = one.candidates[0].model_copy(update={"timings": timings(ours_ms)})
+            legacy = one.legacy.model_copy(update={"timings": timings(ours_ms * cells[one.cell])})
+            one = one.model_copy(update={"candidates": [ours], "legacy": legacy})
+        records.append(one)
+    return records
+
+
+def primary(optimizer: str) -> list[str]:
+    return [
+        cell.name for cell in NEEDED if cell.role == "primary" and cell.optimizer.name == optimizer
+    ]
+
+
+def test_clause_a_is_open_where_no_overlap_shows() -> None:
+    decision = judged(slowed(dict.fromkeys(primary("adamw8"), 1.2), 5))
+    assert (decision.verdict, missing(decision)) == ("INCOMPLETE", ["A"])
+    assert all("overlap" in one for one in finding(decision, "A").missing)
+
+
+def test_clause_a_applies_where_the_gain_is_in_cells_without_overlap() -> None:
+    name, *others = primary("adamw32")
+    records = slowed(dict.fromkeys(others, 1.3), 5)
+    weak = record(CELLS[name], 1.1)
+    records = [weak if isinstance(one, CellRecord) and one.cell == name else one for one in records]
+    decision = judged(records)
+    assert (decision.verdict, failed(decision)) == ("NO-GO", ["A"])
+
+
+def all_at(role: str, value: float) -> list:
+    return [
+        record(CELLS[one.cell], value)
+        if isinstance(one, CellRecord) and CELLS[one.cell].role == role
+        else one
+        for one in GOOD
+    ]
+
+
+def test_clause_b_applies_where_only_tiny_tensors_gain() -> None:
+    decision = judged(all_at("primary", 1.0))
+    assert (decision.verdict, failed(decision)) == ("NO-GO", ["2", "B"])
+
+
+def test_clause_c_applies_where_no_public_model_gains() -> None:
+    decision = judged(all_at("public", 1.0))
+    assert (decision.verdict, failed(decision)) == ("NO-GO", ["3", "C"])
+
+
+def with_timings(cell: CellRecord, arm: str, **values: object) -> CellRecord:
+    if arm == "legacy":
+        old = cell.legacy.timings
+        legacy = cell.legacy.model_copy(update={"timings": old.model_copy(update=values)})
+        return cell.model_copy(update={"legacy": legacy})
+    candidate = cell.candidates[0]
+    new = candidate.timings.model_copy(update=values)
+    return cell.model_copy(update={"candidates": [candidate.model_copy(update={"timings": new})]})
+
+
+CELL = record(CELLS["adamw32/32MiB"], RATIOS["primary"])
+ROUNDS = CELL.legacy.timings.wall_ms
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        (CELL.model_copy(update={"device": "cpu"}), "measured on the CPU"),
+        (CELL.model_copy(update={"library": "other.so"}), "other.so, but its run began on A GPU"),
+        (
+            CELL.model_copy(update={"protocol": PROTOCOL.__class__(9, 7, 8)}),
+            "9 warm-ups and 7 rounds of 8 steps; at least 10",
+        ),
+        (CELL.model_copy(update={"protocol": PROTOCOL.__class__(10, 5, 10)}), "at least 10"),
+        (CELL.model_copy(update={"state_bytes": 5}), "of 5 bytes, host; the cell has 67,108,864"),
+        (CELL.model_copy(update={"residency": "resident"}), "resident; the cell has"),
+        (
+            CELL.model_copy(update={"legacy": CELL.legacy.model_copy(update={"managed_bytes": 0})}),
+            "legacy had 0 bytes of managed",
+        ),
+        (CELL.model_copy(update={"link": None}), "the link was not measured"),
+        (with_timings(CELL, "legacy", wall_ms=ROUNDS[:6]), "has not 7 rounds of 8"),
+        (with_timings(CELL, "ours", wall_ms=[*ROUNDS[:6], ROUNDS[6][:7]]), "has not 7 rounds"),
+        (with_timings(CELL, "ours", event_ms=None), "candidate: no event_ms"),
+        (with_timings(CELL, "ours", wall_ms=[*ROUNDS[:6], [0.0] * 8]), "is not positive"),
+        (
+            with_timings(CELL, "ours", wall_ms=[*ROUNDS[:6], [float("nan")] * 8]),
+            "that is no number",
+        ),
+        (with_timings(CELL, "legacy", wall_ms=[[1.2] * 8] * 7), "it was not on the host"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_cell_that_is_no_evidence_of_itself_is_missing_with_the_reason(new, said) -> None:
+    decision = judged(with_cell(CELL.cell, new))
+    assert (decision.verdict, failed(decision)) == ("INCOMPLETE", [])
+    (reason,) = finding(decision, "2").missing
+    assert reason.startswith(f"{CELL.cell}: ")
+    assert said in reason
+
+
+def test_a_cell_that_failed_and_then_did_not_is_complete() -> None:
+    died = FailedRecord(run=RUN, cell=CELL.cell, strategies=["streamed"], reason="died")
+    elsewhere = died.model_copy(update={"what": "peak memory"})
+    assert judged([died, *GOOD]).verdict == "GO"
+    decision = judged(
+        [died, *without(lambda one: isinstance(one, CellRecord) and one.cell == CELL.cell)]
+    )
+    assert f"{CELL.cell}: failed: died" in finding(decision, "2").missing
+    records = without(lambda one: isinstance(one, CellRecord) and one.cell == CELL.cell)
+    assert f"{CELL.cell}: not measured" in finding(judged([elsewhere, *records]), "2").missing
+
+
+def test_of_two_records_the_last_complete_one_counts_and_that_is_said() -> None:
+    slow = record(CELLS["adamw8/8x4Mi"], 0.9)
+    decision = judged([slow, *GOOD])
+    assert decision.verdict == "GO"
+    assert list(decision.notes) == ["measured again, the last counts: adamw8/8x4Mi"]
+    assert judged([*GOOD, slow]).verdict == "NO-GO"
+    on_cpu = slow.model_copy(update={"device": "cpu"})
+    assert judged([*GOOD, on_cpu]).verdict == "GO"
+
+
+def test_cells_outside_the_matrix_decide_nothing() -> None:
+    other = record(CELLS["adamw8/32x8Mi"], 0.1)
+    decision = judged([*GOOD, other])
+    assert decision.verdict == "GO"
+    assert list(decision.notes) == ["measured, but no part of the gate: adamw8/32x8Mi"]
+
+
+def test_other_code_and_changed_code_are_said() -> None:
+    other = environment(run="later", source_sha256="a" * 64, commit="b" * 40, dirty=True)
+    said = " ".join(judged([*GOOD, other]).notes)
+    assert "several states of the code" in said
+    assert "aaaaaaaaaaaa (commit bbbb" in said
+    assert "differed from its commit" in said
+
+
+@pytest.mark.parametrize(
+    ("records", "strategy", "said"),
+    [
+        ([environment()], None, "no measured cell"),
+        (GOOD, "lookahead", "no evidence of lookahead; there is: streamed"),
+        (
+            [*GOOD, CELL.model_copy(update={"device_name": "Another"})],
+            None,
+            r"several devices \(A GPU, Another\)",
+        ),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(records, strategy, said) -> None:
+    with pytest.raises(EvidenceError, match=said):
+        decide(gather(records), strategy)
+
+
+def test_of_several_strategies_one_is_chosen() -> None:
+    both = [
+        one.model_copy(
+            update={
+                "candidates": [
+                    *one.candidates,
+                    one.candidates[0].model_copy(update={"strategy": "lookahead"}),
+                ]
+            }
+        )
+        if isinstance(one, CellRecord)
+        else one
+        for one in GOOD
+    ]
+    with pytest.raises(EvidenceError, match="choose one with --strategy: streamed, lookahead"):
+        decide(gather(both))
+    assert decide(gather(both), "streamed").verdict == "GO"
+    assert decide(gather(both), "lookahead").verdict == "INCOMPLETE"

@@ -1,0 +1,95 @@
+"""Peak memory, with the GPU's part played: what is taken, and who asks."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from pageahead.experiment import peak
+from pageahead.experiment.identity import Identity
+from pageahead.experiment.messages import PeakRequest
+from pageahead.experiment.protocol import Protocol
+
+MIB = 1 << 20
+
+
+def request(arm: str, device: str = "cuda") -> PeakRequest:
+    return PeakRequest(
+        run="now",
+        cell="lion8/8x1Mi",
+        strategies=[arm],
+        device=device,
+        protocol=Protocol(warmups=3, rounds=1, repetitions=1),
+    )
+
+
+def test_a_watch_sees_what_is_taken_only_for_a_moment() -> None:
+    taken, seen = [100], threading.Event()
+
+    def used() -> int:
+        if taken[0] == 300:
+            seen.set()
+        return taken[0]
+
+    with peak.Watch(used, 0.001) as watch:
+        taken[0] = 300
+        assert seen.wait(10)
+        taken[0] = 200
+    assert watch.peak == 300
+    assert watch.samples >= 3
+    assert not any(thread.name == "pageahead-peak" for thread in threading.enumerate())
+
+
+def test_a_watch_ends_with_an_error_too() -> None:
+    with pytest.raises(RuntimeError, match="in between"), peak.Watch(lambda: 1, 0.001):
+        raise RuntimeError("in between")
+    assert not any(thread.name == "pageahead-peak" for thread in threading.enumerate())
+
+
+def test_on_the_cpu_there_is_none() -> None:
+    with pytest.raises(peak.PeakError, match=r"of one arm on a GPU, not of \['streamed'\] on cpu"):
+        peak.measure_peak(request("streamed", "cpu"), lambda phase, steps: None)
+
+
+@pytest.fixture
+def played_gpu(monkeypatch):
+    taken = [10 * MIB]
+    monkeypatch.setattr(peak, "EVERY_SECONDS", 1000)  # whoever looks does so between steps
+    cuda = Identity(torch.device("cpu"), "cuda", "A GPU", "libbitsandbytes_cuda130.so")
+    monkeypatch.setattr(peak, "identify", lambda wanted: cuda)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7 * MIB)
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda device: (1000 * MIB - taken[0], 1000 * MIB)
+    )
+    step = peak.Arm.step
+
+    def stepping(self) -> None:
+        step(self)
+        taken[0] = 90 * MIB if taken[0] == 10 * MIB else 60 * MIB
+
+    monkeypatch.setattr(peak.Arm, "step", stepping)
+    return taken
+
+
+def test_the_peak_of_a_candidate_and_its_ring(played_gpu) -> None:
+    said: list[tuple[str, int]] = []
+    record = peak.measure_peak(
+        request("streamed"), lambda phase, steps: said.append((phase, steps))
+    )
+    assert (record.driver_before, record.driver_peak) == (10 * MIB, 90 * MIB)
+    assert (record.torch_peak, record.arm, record.steps) == (7 * MIB, "streamed", 3)
+    assert record.staging > 0
+    assert record.samples == 5  # at both ends and after each step
+    assert said[-1] == ("watching memory", 3)
+
+
+def test_the_peak_of_legacy_has_no_ring(played_gpu, monkeypatch) -> None:
+    monkeypatch.setattr(peak, "free_managed_state", lambda optimizer: played_gpu.append("freed"))
+    record = peak.measure_peak(request("legacy"), lambda phase, steps: None)
+    assert (record.driver_peak, record.staging) == (90 * MIB, 0)
+    assert played_gpu[-1] == "freed"
