@@ -11,7 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 OTHERS = {
+    "'AcceleratedOptimizer' object has no attribute 'routes'",
     "CUDA out of memory",
+    "Failed to load CPU gemm_4bit_forward",
     "an illegal memory access was encountered",
     "Error … in file … ops.cu",
 }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         PagedLion32bit,
     )
     from pageahead.optim.elastic import Residency
+    from pageahead.optim.paged import PagedOptimizer
     from pageahead.optim.paging import Paging
     from pageahead.optim.routing import Route
 
@@ -43,6 +44,7 @@ __all__ = [
     "PagedLion",
     "PagedLion8bit",
     "PagedLion32bit",
+    "PagedOptimizer",
     "Paging",
     "Residency",
     "Route",
@@ -53,6 +55,7 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
+    "PagedOptimizer": "pageahead.optim.paged",
     "Paging": "pageahead.optim.paging",
     "Residency": "pageahead.optim.elastic",
     "Route": "pageahead.optim.routing",

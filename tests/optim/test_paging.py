@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import pytest
 
@@ -25,6 +26,19 @@ def test_write_backs_overlap_by_default_only_in_backward() -> None:
     assert Paging(in_backward=True).overlaps
     assert Paging(write_back="overlap").overlaps
     assert not Paging(in_backward=True, write_back="before_return").overlaps
+
+
+def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEAHEAD_HBM_BUDGT", "0")
+    with pytest.warns(RuntimeWarning, match="HBM_BUDGT is set, .* Did you mean PAGEAHEAD_HBM_BUDG"):
+        Paging()
+
+
+def test_variables_that_are_no_settings_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEAHEAD_COMMIT", "abc")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Paging()
 
 
 def test_is_frozen_and_takes_keywords_only() -> None:

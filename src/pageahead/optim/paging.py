@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
 __all__ = ["STRATEGIES", "WRITE_BACKS", "Paging"]
+
+PREFIX = "PAGEAHEAD_"
+OTHERS = (
+    "PAGEAHEAD_COMMIT",
+    "PAGEAHEAD_FAULTS_OUT",
+    "PAGEAHEAD_TEST_CUDA12",
+    "PAGEAHEAD_UNTESTED_BITSANDBYTES",
+)
+"""Variables that are no settings: of evidence, of tests, of the version check."""
 
 STRATEGIES = ("streamed", "lookahead", "sequential")
 WRITE_BACKS = ("before_return", "overlap")
@@ -18,7 +28,7 @@ DEFAULT_RESERVE = 1 << 30
 
 def _setting(name: str, default: object, parse: Callable[[str], object]) -> Any:
     """A dataclass field whose default is the environment's ``PAGEAHEAD_<NAME>``, if set."""
-    variable = f"PAGEAHEAD_{name.upper()}"
+    variable = f"{PREFIX}{name.upper()}"
 
     def value() -> object:
         text = os.environ.get(variable)
@@ -98,6 +108,7 @@ class Paging:
     allow_oversubscription: bool = _setting("allow_oversubscription", False, _parse_bool)
 
     def __post_init__(self) -> None:
+        _warn_of_unknown_variables()
         _one_of("strategy", self.strategy, STRATEGIES)
         if self.write_back is not None:
             _one_of("write_back", self.write_back, WRITE_BACKS)
@@ -156,6 +167,21 @@ class Paging:
         if isinstance(self.hbm_budget, float):
             return int(self.hbm_budget * state_bytes)
         return self.hbm_budget
+
+
+def _warn_of_unknown_variables() -> None:
+    """A misspelt variable would change nothing, and nobody would know."""
+    known = [f"{PREFIX}{one.name.upper()}" for one in fields(Paging)]
+    for variable in os.environ:
+        if variable.startswith(PREFIX) and variable not in (*known, *OTHERS):
+            close = get_close_matches(variable, known, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            warnings.warn(
+                f"{variable} is set, but there is no such setting.{hint} There are: "
+                f"{', '.join(known)}.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
