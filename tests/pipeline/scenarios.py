@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from pageahead import Paging
-from pageahead.optim import engine, homes, paging, plan, routing, states
+from pageahead.optim import engine, paging, plan, routing, states
 from pageahead.optim.active import Active, GetConfig
 from pageahead.optim.paged import PagedOptimizer
 from tests.support import legacy, ours
@@ -110,7 +110,7 @@ class Scenario:
     def scaled_down(self) -> Iterator[None]:
         """Sizes a few hundred times smaller than pageahead's: the same plans, in less time."""
         with pytest.MonkeyPatch.context() as patch:
-            for module in (homes, routing, states):
+            for module in (routing, states):
                 patch.setattr(module, "PAGED_NUMEL", PAGED_NUMEL)
             for module in (plan, engine):
                 patch.setattr(module, "SLOTS", self.slots)
