@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 STEPS ?= 20
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test verify lint format types clean
@@ -19,8 +20,8 @@ run: $(READY) ## a quick benchmark, then 20 training steps (STEPS=n for more)
 	$(BIN)/pageahead bench --preset quick
 	$(BIN)/python examples/train_gpt.py --steps $(STEPS)
 
-test: $(READY) ## the tests, with coverage
-	$(BIN)/python -m pytest --cov --cov-report=term
+test: $(READY) ## the tests, with coverage, in 2 processes (JOBS=n for more)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term
 
 verify: $(READY) ## bitsandbytes against every strategy, bit for bit, on the CPU
 	$(BIN)/pageahead verify --device cpu

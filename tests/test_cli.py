@@ -18,6 +18,12 @@ from pageahead.optim.paging import STRATEGIES
 run = CliRunner().invoke
 
 
+@pytest.fixture(autouse=True)
+def _width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of output which goes to no terminal, whoever runs the tests."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def options(monkeypatch):
     """What `bench` was asked to do, instead of doing it; it says that all went well."""
