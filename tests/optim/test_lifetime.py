@@ -118,6 +118,18 @@ def test_state_outlives_its_optimizer() -> None:
     assert pages() is None
 
 
+@pytest.mark.usefixtures("no_gc")
+def test_state_that_is_replaced_is_not_kept() -> None:
+    """Not even for parameters that have no gradient from then on."""
+    optimizer = ours("PagedAdamW", parameters(120_000, 130_000), optim_bits=32)
+    narrow = ours("PagedAdamW", parameters(120_000, 130_000), optim_bits=8)
+    for one in (optimizer, narrow):
+        train(one, range(1))
+    before = [weakref.ref(pages) for pages in arena_of(optimizer)._pages]
+    optimizer.load_state_dict(narrow.state_dict())
+    assert [one() for one in before] == [None]
+
+
 def test_gradients_are_not_kept() -> None:
     """A closed step holds no gradient, which ``zero_grad`` is to free."""
     optimizer = ours("PagedAdamW", parameters(120_000, 130_000), paging=Paging(staging=MIB))

@@ -11,7 +11,7 @@ import torch
 from pageahead.device import Block, device_for
 from pageahead.memory.layout import BLOCK
 from pageahead.optim import checkpoint
-from pageahead.optim.active import Active
+from pageahead.optim.active import Active, Listing
 from pageahead.optim.base import BitsandbytesOptimizer
 from pageahead.optim.elastic import Elastic
 from pageahead.optim.engine import Engine, StateSource
@@ -31,6 +31,7 @@ class StatePlaces(BitsandbytesOptimizer):
     _engines: dict[torch.device, Engine]
     _homes: dict[torch.Tensor, Home]
     _reserved: dict[torch.Tensor, Home]
+    _listing: Listing
     _elastic: Elastic
     _source: StateSource | Block | None
 
@@ -185,6 +186,7 @@ class StatePlaces(BitsandbytesOptimizer):
         for engine in self._engines.values():
             engine.forget_plan()
         self._elastic.changed()
+        self._listing = Listing()  # the known one still holds the state that was replaced
 
     def _add_homes(self, new: Sequence[checkpoint.Saved]) -> None:
         """Make places for state that had none, or after an error none."""
