@@ -137,7 +137,7 @@ PLANTED = (
     ),
     Planted(
         "the second chunk of the same bytes is not waited for in the next step",
-        (("(another or _repeats(plan))", "another"),),
+        (("(another or plan.repeats)", "another"),),
     ),
     # The same slot.
     Planted(

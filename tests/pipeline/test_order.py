@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -321,6 +322,14 @@ def test_another_plan_than_the_primed_one_starts_anew() -> None:
     log = run(device, pipeline, other)
     fetched = [line for line in log if line.startswith("fetch: copies")]
     assert fetched == ["fetch: copies arena 1 to slot 0", "fetch: copies arena 2 to slot 1"]
+
+
+@pytest.mark.parametrize("early", [1, 3])
+def test_priming_sends_for_as_many_chunks_as_the_plan_says(early: int) -> None:
+    device = LazyDevice(0)
+    plan = replace(streamed(device, [0, 1, 2, 3], slots=4), early=early)
+    Pipeline(device, fetch="fetch", overlap=False).prime(plan)
+    assert sum("fetch: copies" in line for line in device.log) == early
 
 
 def test_priming_another_plan_waits_for_overlapped_write_backs() -> None:

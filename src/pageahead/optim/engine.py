@@ -143,9 +143,9 @@ class Engine:
         """
         if self._plan is None or self._device.capturing():
             return
-        plan, moves, _ = self._plan
+        _, moves, _ = self._plan
         if moves.transfer.copies:
-            self._pipeline.prime(moves, early_chunks(len(plan.parameters), plan.slot_bytes))
+            self._pipeline.prime(moves)
 
     def abandon(self) -> None:
         """Take `anticipate` back: no step follows."""
@@ -299,7 +299,13 @@ class Engine:
         ring = self._ring_of(plan.slot_bytes, slots)
         # In backward one slot is left for a chunk that comes before it was expected.
         depth = slots - mode.in_backward if ring is not None else 1
-        moves = Plan(plan.chunks, StreamedTransfer(self._device, self.arena), ring, depth)
+        moves = Plan(
+            plan.chunks,
+            StreamedTransfer(self._device, self.arena),
+            ring,
+            depth,
+            early=early_chunks(len(parameters), plan.slot_bytes, rates),
+        )
         return plan, moves
 
     def _ring_of(self, slot_bytes: int, slots: int) -> Ring | None:

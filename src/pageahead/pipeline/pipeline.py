@@ -44,6 +44,8 @@ class Plan:
             is fetched when its turn comes and the device is synchronized after it.
         fresh: indices of chunks whose state is all zeros in this step, so that nothing has to be
             fetched.
+        early: how many chunks are sent for before the step is prepared, if `depth` allows that.
+        repeats: whether several chunks hold the same bytes: a parameter is listed twice.
     """
 
     chunks: tuple[Chunk, ...]
@@ -51,6 +53,12 @@ class Plan:
     ring: Ring | None
     depth: int
     fresh: set[int] = field(default_factory=set)
+    early: int = EARLY
+    repeats: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        repeats = any(chunk.after is not None for chunk in self.chunks)
+        object.__setattr__(self, "repeats", repeats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,7 @@ class Pipeline:
         """Whether a step has been primed or begun, and neither finished nor abandoned."""
         return self._open
 
-    def prime(self, plan: Plan, most: int = EARLY) -> None:
+    def prime(self, plan: Plan, most: int | None = None) -> None:
         """Send for the first chunks of a step: they depend on nothing that the caller does.
 
         Optional: `begin` does it otherwise. Called as soon as a step is likely to follow `plan`, it
@@ -106,11 +114,11 @@ class Pipeline:
 
         Args:
             plan: the step's.
-            most: how many chunks, if the plan's depth allows that.
+            most: how many chunks, if the plan's depth allows that; by default `Plan.early`.
         """
         self._start()
         self._open = True
-        self._prime(plan, most)
+        self._prime(plan, plan.early if most is None else most)
 
     def begin(self, plan: Plan, update: Update) -> None:
         """Open a step: order updates after the caller's work, and send for the first chunks."""
@@ -122,7 +130,7 @@ class Pipeline:
         # caller → compute: gradients are written, parameters are no longer read.
         self._compute.wait(self._device.caller_stream().record())
         if plan is not self._primed:
-            self._prime(plan, EARLY)
+            self._prime(plan, plan.early)
 
     def _prime(self, plan: Plan, most: int) -> None:
         another = plan is not self._plan
@@ -130,7 +138,7 @@ class Pipeline:
             # compute → fetch, new slots: their memory comes from the compute stream's pool, where
             # whoever had it before may not be done with it.
             self._fetch.wait(self._compute.record())
-        if self._last_written is not None and (another or _repeats(plan)):
+        if self._last_written is not None and (another or plan.repeats):
             # write-back → fetch, across plans: every slot is empty and every byte is home. Within
             # one plan each slot and each chunk is waited for by itself, in `_send_for`.
             self._fetch.wait(self._last_written)
@@ -280,8 +288,3 @@ class Pipeline:
         written = self._write_back.record()
         self._emptied[slot.index] = self._written[chunk.index] = self._last_written = written
         self._free.append(slot)
-
-
-def _repeats(plan: Plan) -> bool:
-    """Whether several chunks hold the same bytes: a parameter is listed twice."""
-    return any(chunk.after is not None for chunk in plan.chunks)
