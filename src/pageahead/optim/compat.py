@@ -6,10 +6,15 @@ import os
 
 from packaging.specifiers import SpecifierSet
 
-__all__ = ["TESTED", "check_bitsandbytes"]
+__all__ = ["TESTED", "check_bitsandbytes", "is_tested"]
 
 TESTED = ">=0.50.2,<0.51"
 OVERRIDE = "PAGEAHEAD_UNTESTED_BITSANDBYTES"
+
+
+def is_tested(version: str) -> bool:
+    """Whether `version` of bitsandbytes is one we tested."""
+    return SpecifierSet(TESTED).contains(version, prereleases=True)
 
 
 def check_bitsandbytes(version: str) -> None:
@@ -18,7 +23,7 @@ def check_bitsandbytes(version: str) -> None:
     Updates go through bitsandbytes' operators and its classes' attributes, which other versions may
     have changed without an error showing: wrong moments, not an exception.
     """
-    if SpecifierSet(TESTED).contains(version, prereleases=True) or os.environ.get(OVERRIDE) == "1":
+    if is_tested(version) or os.environ.get(OVERRIDE) == "1":
         return
     raise ImportError(
         f"pageahead is tested with bitsandbytes {TESTED}; this is {version}. Install a tested "

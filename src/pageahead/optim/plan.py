@@ -31,8 +31,11 @@ BACKWARD_SHARE = 8
 BACKWARD_LARGEST = 2 << 30
 """...but no more bytes than these: what moves beside forward is then a quarter of a large state."""
 
+BEGIN_SECONDS = 100e-6
+"""What the host takes at least from a step's first fetch to its first update, and..."""
+
 PREPARE_SECONDS = 4e-6
-"""What the host takes to check one parameter before a step may update any."""
+"""...for each parameter, which it checks before a step may update any."""
 
 CHUNK_OVERHEAD_SECONDS = 10e-6
 """What a chunk costs the link beside its bytes: a copy's start-up and its events (H200)."""
@@ -148,18 +151,25 @@ def chunk_bytes(
 ) -> tuple[int, int]:
     """Choose `target` and `limit` for `cut`, in bytes, for a step that moves these states.
 
-    Each chunk costs a fixed overhead, and one chunk's transfer and update overlap with nothing: it
-    cannot go home before all of it has come and been updated. For ``total / chunk`` chunks that is
-    ``total / chunk * overhead + chunk * (1 / bandwidth + update time per byte)``, which is least at
-    the chunk chosen here.
+    Each chunk costs a fixed overhead, and the first one's way home starts when all of it has come
+    and been updated. For ``total / chunk`` chunks that is
+    ``total / chunk * overhead + chunk * (1 / bandwidth + update time per byte)``. But as long as
+    the host is preparing the step, the first chunk's transfer costs nothing: up to what comes in
+    meanwhile, a chunk only costs its update time. The least of this is at the chunk chosen here.
     """
-    total = 0
+    total = count = 0
     update_seconds = 0.0
     for state in states:
         total += state.nbytes
+        count += 1
         update_seconds += state.numel * rates.update_seconds[state.tensors[0][1]]
-    per_byte = 1 / rates.link_bytes_per_second + update_seconds / max(total, 1)
-    best = math.sqrt(total * CHUNK_OVERHEAD_SECONDS / per_byte)
+    bandwidth = rates.link_bytes_per_second
+    update = update_seconds / max(total, 1)
+    overhead = total * CHUNK_OVERHEAD_SECONDS
+    beyond = math.sqrt(overhead / (1 / bandwidth + update))
+    within = math.sqrt(overhead / update) if update else math.inf
+    hidden = (BEGIN_SECONDS + PREPARE_SECONDS * count) * bandwidth
+    best = min(max(beyond, hidden), within)
     target = int(min(max(best, SMALLEST_CHUNK), LARGEST_CHUNK))
     limit = int(target * WHOLE_PARAMETER_SLACK)
     if staging is not None:

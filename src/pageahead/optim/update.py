@@ -1,4 +1,4 @@
-"""One update of one slice of one parameter, through bitsandbytes' operators.
+"""One update of one slice of one parameter, by bitsandbytes' kernels.
 
 The arithmetic is bitsandbytes'; what is here is which arguments its classes pass, so that a slice
 gets the same ones as the whole. Source: bitsandbytes 0.50.2, ``optim/optimizer.py`` and
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from pageahead.device.managed import on_device
 from pageahead.memory.layout import BLOCK
 from pageahead.optim.active import Active
+from pageahead.optim.kernels import kernel, launch_8bit, launch_32bit
 from pageahead.optim.sharded import local
 
 __all__ = ["MAX_LAUNCH", "StateViews", "launch"]
@@ -54,6 +55,13 @@ class StateViews:
     qmap1: torch.Tensor | None = None
     qmap2: torch.Tensor | None = None
     unorm: torch.Tensor | None = None
+    addresses: tuple[int | None, ...] = field(init=False, repr=False)
+    """Of `state1`, `state2`, `qmap1`, `qmap2`, `absmax1` and `absmax2`."""
+
+    def __post_init__(self) -> None:
+        tensors = self.state1, self.state2, self.qmap1, self.qmap2, self.absmax1, self.absmax2
+        found = tuple(None if one is None else one.data_ptr() for one in tensors)
+        object.__setattr__(self, "addresses", found)
 
 
 def launch(name: str, active: Active, views: StateViews) -> None:
@@ -73,16 +81,42 @@ def launch(name: str, active: Active, views: StateViews) -> None:
     assert gradient is not None
     if active.sharded:
         parameter, gradient = local(parameter), local(gradient)
+    beta3, alpha = _third_moment(name, config, step)
+    if gradient.is_cuda and _launched(name, gradient, parameter, views, config, step, beta3, alpha):
+        return
     if not views.whole:
         parameter = parameter.detach().view(-1)[views.start : views.stop]
         gradient = gradient.view(-1)[views.start : views.stop]
-    beta3, alpha = _third_moment(name, config, step)
     if views.absmax1 is None:
         _update_32bit(name, gradient, parameter, views, config, step, beta3, alpha)
     elif name == "ademamix" and gradient.is_cuda:
         _update_ademamix_8bit_cuda(gradient, parameter, views, config, step, beta3, alpha)
     else:
         _update_8bit(name, gradient, parameter, views, config, step, beta3, alpha)
+
+
+def _launched(
+    name: str,
+    gradient: torch.Tensor,
+    parameter: torch.Tensor,
+    views: StateViews,
+    config: Mapping[str, Any],
+    step: int,
+    beta3: float,
+    alpha: float,
+) -> bool:
+    """Launch at the C function, if this update is one of those that need nothing else."""
+    if views.absmax1 is None:
+        function = kernel(name, 32, gradient.dtype)
+        if function is None or config["max_unorm"] > 0.0:
+            return False
+        launch_32bit(function, gradient, parameter, views, config, step, beta3, alpha)
+        return True
+    function = kernel(name, 8, gradient.dtype)
+    if function is None or name == "ademamix":
+        return False
+    launch_8bit(function, gradient, parameter, views, config, step, beta3, alpha)
+    return True
 
 
 @cache
