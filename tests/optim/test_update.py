@@ -119,3 +119,18 @@ def test_the_longer_an_update_takes_the_smaller_a_chunk() -> None:
     wide, narrow = StateShape(2**25, ((1, 4),)), StateShape(2**27, ((1, 1),))
     assert wide.nbytes == narrow.nbytes
     assert chunk_bytes([narrow], None)[0] < chunk_bytes([wide], None)[0]
+
+
+def test_what_comes_in_while_a_step_is_prepared_costs_nothing() -> None:
+    """So more parameters, which take longer to check, make larger chunks; not so in backward."""
+
+    def target(parameters: int, *, in_backward: bool) -> int:
+        states = [StateShape(2**28 // parameters, ((1, 4), (1, 4)))] * parameters
+        return chunk_bytes(states, None, in_backward=in_backward)[0]
+
+    assert target(4, in_backward=False) == target(4, in_backward=True)
+    assert target(512, in_backward=False) > target(4, in_backward=False)
+    assert target(512, in_backward=True) == target(4, in_backward=True)
+    # Eight of 4 Mi elements, 8-bit: whole, not as halves.
+    _, limit = chunk_bytes([StateShape(4 * MIB, ((1, 1), (1, 1)))] * 8, None)
+    assert limit >= 8 * MIB

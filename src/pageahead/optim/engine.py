@@ -288,7 +288,9 @@ class Engine:
             return plan, Plan(plan.chunks, transfer, None, depth)
         moved = [home.shape for home in homes if home.paged]
         rates = rates_of(self._device, self._name) if moved else TYPICAL
-        target, limit = chunk_bytes(moved, self._paging.staging, rates)
+        target, limit = chunk_bytes(
+            moved, self._paging.staging, rates, in_backward=mode.in_backward
+        )
         plan = StepPlan.build(
             parameters, homes, states, target=target, limit=limit, apart=mode.in_backward
         )

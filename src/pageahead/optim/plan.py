@@ -147,7 +147,11 @@ class StepPlan:
 
 
 def chunk_bytes(
-    states: Iterable[StateShape], staging: int | None, rates: Rates = TYPICAL
+    states: Iterable[StateShape],
+    staging: int | None,
+    rates: Rates = TYPICAL,
+    *,
+    in_backward: bool = False,
 ) -> tuple[int, int]:
     """Choose `target` and `limit` for `cut`, in bytes, for a step that moves these states.
 
@@ -156,6 +160,7 @@ def chunk_bytes(
     ``total / chunk * overhead + chunk * (1 / bandwidth + update time per byte)``. But as long as
     the host is preparing the step, the first chunk's transfer costs nothing: up to what comes in
     meanwhile, a chunk only costs its update time. The least of this is at the chunk chosen here.
+    A step that is updated `in_backward` is prepared bit by bit.
     """
     total = count = 0
     update_seconds = 0.0
@@ -168,7 +173,8 @@ def chunk_bytes(
     overhead = total * CHUNK_OVERHEAD_SECONDS
     beyond = math.sqrt(overhead / (1 / bandwidth + update))
     within = math.sqrt(overhead / update) if update else math.inf
-    hidden = (BEGIN_SECONDS + PREPARE_SECONDS * count) * bandwidth
+    preparing = 0.0 if in_backward else BEGIN_SECONDS + PREPARE_SECONDS * count
+    hidden = preparing * bandwidth
     best = min(max(beyond, hidden), within)
     target = int(min(max(best, SMALLEST_CHUNK), LARGEST_CHUNK))
     limit = int(target * WHOLE_PARAMETER_SLACK)
@@ -200,7 +206,7 @@ def backward_slots(slot_bytes: int, state_bytes: int, staging: int | None) -> in
 
 def ring_bytes(states: Sequence[StateShape], paging: Paging) -> int:
     """The most device memory that the ring takes for a step that moves these states."""
-    _, limit = chunk_bytes(states, paging.staging)
+    _, limit = chunk_bytes(states, paging.staging, in_backward=paging.in_backward)
     slot = min(limit, sum(pack(one, one.numel)[1] for one in states))
     if paging.in_backward:
         total = sum(one.nbytes for one in states)
