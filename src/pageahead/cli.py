@@ -211,7 +211,7 @@ def plot_training(
 ) -> None:
     """Draw what `bench --preset training` measured: time of an iteration by HBM used for state.
 
-    Of several runs in the file, the last.
+    Of each cell the last that is of the code, model and device of the last run.
     """
     # matplotlib takes a second to import, which no other command should wait for.
     from pageahead.experiment.training import plot

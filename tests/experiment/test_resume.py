@@ -23,10 +23,13 @@ from pageahead.experiment.evidence import (
     read,
     read_all,
 )
-from pageahead.experiment.messages import CellRequest, PeakRequest
+from pageahead.experiment.messages import CellRequest, PeakRequest, TrainingRequest
 from pageahead.experiment.protocol import Protocol
 from pageahead.experiment.resume import Done
+from pageahead.experiment.training.cells import PROTOCOL as TRAINING_PROTOCOL
+from pageahead.experiment.training.cells import arms_of, cell_named
 from tests.experiment.support import RUN, cell, environment, peak
+from tests.experiment.training.support import record as training
 
 PROTOCOL = Protocol(warmups=1, rounds=2, repetitions=2)
 TWO = Preset(
@@ -78,6 +81,27 @@ def test_what_nobody_knows_the_code_of_is_not_done() -> None:
 def test_a_failure_is_not_done() -> None:
     failed = FailedRecord(run=RUN, cell="adamw32/8x1Mi", strategies=["streamed"], reason="died")
     assert Done([environment(), failed], environment()).answer(request()) is None
+
+
+def test_training_is_done_by_cell_model_and_protocol() -> None:
+    done = Done([environment(), training("adamw8/4096"), cell()], environment())
+
+    def asked(**fields: object) -> TrainingRequest:
+        wanted = {
+            "cell": "adamw8/4096",
+            "strategies": [arm.name for arm in arms_of(cell_named("adamw8/4096"))],
+            "protocol": TRAINING_PROTOCOL,
+            "parameters": 1_340_000_000,
+            **fields,
+        }
+        return TrainingRequest(run="now", device="cuda", **wanted)
+
+    assert done.answer(asked()) == training("adamw8/4096")
+    assert done.answer(asked(strategies=["during-0"])) is not None
+    assert done.answer(asked(strategies=["torch"])) is None
+    assert done.answer(asked(cell="adamw32/4096")) is None
+    assert done.answer(asked(parameters=30_000_000)) is None
+    assert done.answer(asked(protocol=PROTOCOL)) is None
 
 
 def test_peaks_are_done_by_arm() -> None:

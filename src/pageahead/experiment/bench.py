@@ -28,7 +28,7 @@ from pageahead.experiment.planning import CellPlan, plan_cell
 from pageahead.experiment.protocol import Protocol
 from pageahead.experiment.resume import Done
 
-__all__ = ["DEFAULT_STRATEGIES", "Options", "Plan", "collect", "good", "run", "show_cells"]
+__all__ = ["DEFAULT_STRATEGIES", "Options", "Plan", "collect", "good", "known", "run", "show_cells"]
 
 DEFAULT_STRATEGIES = SOURCE.strategies
 
@@ -70,9 +70,9 @@ def run(options: Options, output: Console, log: Console) -> bool:
         runner.WorkerError: the device cannot be used at all, or is not the one that was expected,
             or the package is not as committed; nothing was measured.
     """
-    known = _known(options.out, log)
+    before = known(options.out, log)
     records = collect(
-        lambda environment: _plan(options, environment, Done(known, environment)),
+        lambda environment: _plan(options, environment, Done(before, environment)),
         device=options.device,
         argv=options.argv,
         out=options.out,
@@ -221,8 +221,8 @@ class _Bar:
         self._progress.update(self._task, completed=self._before)
 
 
-def _known(out: Path | None, log: Console) -> list[Record]:
-    """What is in the file; what is no record there is said and left where it is."""
+def known(out: Path | None, log: Console) -> list[Record]:
+    """What is in an evidence file; what is no record there is said and left where it is."""
     if out is None or not out.exists():
         return []
     records, problems = evidence.read_all(out)

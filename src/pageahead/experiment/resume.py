@@ -10,10 +10,14 @@ from pageahead.experiment.evidence import (
     LeftOutRecord,
     PeakRecord,
     Record,
+    TrainingRecord,
 )
-from pageahead.experiment.messages import CellRequest, PeakRequest
+from pageahead.experiment.messages import CellRequest, MeasureRequest, PeakRequest
+from pageahead.experiment.training.gpt import shape_for
 
-__all__ = ["Done"]
+__all__ = ["Done", "same_conditions"]
+
+Measured = CellRecord | PeakRecord | TrainingRecord
 
 
 class Done:
@@ -31,12 +35,10 @@ class Done:
         runs = {
             record.run
             for record in records
-            if isinstance(record, Environment) and _same(record, environment)
+            if isinstance(record, Environment) and same_conditions(record, environment)
         }
         self._measured = [
-            record
-            for record in records
-            if isinstance(record, (CellRecord, PeakRecord)) and record.run in runs
+            record for record in records if isinstance(record, Measured) and record.run in runs
         ]
         self._left_out = {
             (record.cell, record.strategy, record.reason)
@@ -44,7 +46,7 @@ class Done:
             if isinstance(record, LeftOutRecord) and record.run in runs
         }
 
-    def answer(self, request: CellRequest | PeakRequest) -> CellRecord | PeakRecord | None:
+    def answer(self, request: MeasureRequest) -> Measured | None:
         """The record that answers `request` already; None if there is none."""
         for record in self._measured:
             if record.cell == request.cell and _answers(record, request):
@@ -56,7 +58,8 @@ class Done:
         return (record.cell, record.strategy, record.reason) in self._left_out
 
 
-def _same(one: Environment, other: Environment) -> bool:
+def same_conditions(one: Environment, other: Environment) -> bool:
+    """Whether two runs had the same code, PyTorch, bitsandbytes and device."""
     return (
         one.device == other.device
         and one.gpu == other.gpu
@@ -67,15 +70,24 @@ def _same(one: Environment, other: Environment) -> bool:
     )
 
 
-def _answers(record: CellRecord | PeakRecord, request: CellRequest | PeakRequest) -> bool:
+def _answers(record: Measured, request: MeasureRequest) -> bool:
     if isinstance(record, CellRecord):
         return (
             isinstance(request, CellRequest)
             and [one.strategy for one in record.candidates] == request.strategies
             and record.protocol == request.protocol
         )
+    if isinstance(record, PeakRecord):
+        return (
+            isinstance(request, PeakRequest)
+            and [record.arm] == request.strategies
+            and record.steps == request.protocol.warmups
+        )
+    if isinstance(request, (CellRequest, PeakRequest)):
+        return False
+    found = {arm.arm for group in record.groups for arm in group.arms} | record.left_out.keys()
     return (
-        isinstance(request, PeakRequest)
-        and [record.arm] == request.strategies
-        and record.steps == request.protocol.warmups
+        found >= set(request.strategies)
+        and record.protocol == request.protocol
+        and record.parameters == shape_for(request.parameters).parameters
     )

@@ -93,6 +93,17 @@ def test_a_picture_is_drawn_of_the_last_run(tmp_path, suffix) -> None:
     assert target.read_bytes() == written
 
 
+def test_a_run_that_went_on_later_is_drawn_whole(tmp_path) -> None:
+    """Each cell once, in the preset's order; nothing of other code or of another model."""
+    again, other = environment(run="again"), environment(run="other", source_sha256="1" * 64)
+    first, second = record("adamw8/4096"), record("adamw32/4096")
+    later = first.model_copy(update={"run": "again", "seed": 2})
+    elsewhere = record("adamw8/16384").model_copy(update={"run": "other"})
+    smaller = record("adamw32/16384").model_copy(update={"parameters": 7})
+    everything = [environment(), first, smaller, other, elsewhere, again, later]
+    assert plot.latest([*everything, second]) == [second, later]
+
+
 def test_lines_go_through_what_was_measured() -> None:
     one = record("adamw8/4096")
     (axes,) = (axes for axes in plot.figure([one]).axes)

@@ -15,6 +15,7 @@ from pageahead.experiment import bench
 from pageahead.experiment.evidence import Environment
 from pageahead.experiment.messages import TrainingRequest
 from pageahead.experiment.protocol import Protocol
+from pageahead.experiment.resume import Done
 from pageahead.experiment.table import amount
 from pageahead.experiment.training import cells, table
 from pageahead.experiment.training.cells import PROTOCOL, TrainingCell
@@ -32,7 +33,7 @@ class Options:
         parameters: about how many the model has; None is 1.34 billion on a GPU, 2 million on the
             CPU.
         device: ``auto`` is a GPU if there is one.
-        out: evidence is appended here.
+        out: evidence is appended here; what it already has is not measured again.
         argv: how the command was given, as recorded in the evidence.
         protocol: how often.
     """
@@ -54,8 +55,9 @@ def run(options: Options, output: Console, log: Console) -> bool:
     Raises:
         WorkerError: the device cannot be used at all; nothing was measured.
     """
+    before = bench.known(options.out, log)
     records = bench.collect(
-        lambda environment: _requests(options, environment),
+        lambda environment: _plan(options, environment, Done(before, environment)),
         device=options.device,
         argv=options.argv,
         out=options.out,
@@ -77,7 +79,7 @@ def show_cells() -> Table:
     return shown
 
 
-def _requests(options: Options, environment: Environment) -> bench.Plan:
+def _plan(options: Options, environment: Environment, done: Done) -> bench.Plan:
     """One for each cell. What does not fit in memory is for the worker to say."""
     default = cells.PARAMETERS if environment.device == "cuda" else cells.CPU_PARAMETERS
     requests = [
@@ -91,4 +93,9 @@ def _requests(options: Options, environment: Environment) -> bench.Plan:
         )
         for cell in options.cells
     ]
-    return bench.Plan([], requests)
+    answers = [(request, done.answer(request)) for request in requests]
+    return bench.Plan(
+        left_out=[],
+        requests=[request for request, answer in answers if answer is None],
+        done=[answer for _, answer in answers if answer is not None],
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -11,9 +11,11 @@ from matplotlib.figure import Figure
 
 from pageahead.experiment import evidence
 from pageahead.experiment.evidence import Environment, Record, TrainingArm, TrainingRecord
+from pageahead.experiment.resume import same_conditions
+from pageahead.experiment.training.cells import CELLS
 from pageahead.experiment.training.table import shown
 
-__all__ = ["NothingToDrawError", "draw", "figure", "last_run"]
+__all__ = ["NothingToDrawError", "draw", "figure", "latest"]
 
 GB = 1e9
 PANEL_INCHES = (5.2, 4.0)
@@ -30,14 +32,14 @@ class NothingToDrawError(ValueError):
 
 
 def draw(source: Path, target: Path) -> None:
-    """Draw the last run of the evidence in `source`; `target`'s suffix says in what format.
+    """Draw what `latest` finds in the evidence in `source`; `target`'s suffix says in what format.
 
     Raises:
         NothingToDrawError: there is no training record, or no such format.
         EvidenceError: a line is no record.
         OSError: a file cannot be read or written.
     """
-    drawn = figure(last_run(evidence.read(source)))
+    drawn = figure(latest(evidence.read(source)))
     formats = drawn.canvas.get_supported_filetypes()
     suffix = target.suffix.removeprefix(".").lower()
     if suffix not in formats:
@@ -50,16 +52,32 @@ def draw(source: Path, target: Path) -> None:
         drawn.savefig(target, dpi=DOTS_PER_INCH, metadata=metadata)
 
 
-def last_run(records: Sequence[Record]) -> list[TrainingRecord]:
-    """The training records of the last run that has any."""
+def latest(records: Sequence[Record]) -> list[TrainingRecord]:
+    """Each cell's last record, as far as it is of the code, model and device of the last of all.
+
+    In the order of the preset, as a run that was stopped and went on may have another.
+    """
     measured = [record for record in records if isinstance(record, TrainingRecord)]
+    runs = {record.run: record for record in records if isinstance(record, Environment)}
     if not measured:
-        runs = sum(isinstance(record, Environment) for record in records)
         raise NothingToDrawError(
-            f"no training iterations among {len(records)} records of {runs} run(s); "
+            f"no training iterations among {len(records)} records of {len(runs)} run(s); "
             f"`pageahead bench --preset training --out FILE.jsonl` leaves some"
         )
-    return [record for record in measured if record.run == measured[-1].run]
+    last = measured[-1]
+    cells = {
+        record.cell: record
+        for record in measured
+        if record.parameters == last.parameters and _alike(record.run, last.run, runs)
+    }
+    order = [cell.name for cell in CELLS]
+    return sorted(cells.values(), key=lambda record: order.index(record.cell))
+
+
+def _alike(run: str, last: str, runs: Mapping[str, Environment]) -> bool:
+    if run == last:
+        return True
+    return run in runs and last in runs and same_conditions(runs[run], runs[last])
 
 
 def figure(measured: Sequence[TrainingRecord]) -> Figure:
