@@ -37,6 +37,7 @@ PAGES = {
     "docs/design.md": MODEL,
     "docs/getting-started.md": "",
     "docs/in-backward.md": MODEL,
+    "docs/profile.md": "",
     "docs/settings.md": "",
     "docs/trainers.md": "",
 }

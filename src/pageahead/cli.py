@@ -18,6 +18,7 @@ from pageahead.experiment.evidence import EvidenceError
 from pageahead.experiment.identity import IdentityError
 from pageahead.experiment.oracle import command as oracle
 from pageahead.experiment.oracle.case import CaseError
+from pageahead.experiment.profile.cli import profile
 from pageahead.experiment.runner import WorkerError
 from pageahead.experiment.training import cells as training_cells
 from pageahead.experiment.training import command as training
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 
 app.command(context_settings=launch.SETTINGS)(launch.run)
+app.command()(profile)
 
 PIPED_WIDTH = 100  # columns, where output goes to no terminal that has a width of its own
 

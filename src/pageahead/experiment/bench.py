@@ -316,10 +316,16 @@ def _measure(request: messages.MeasureRequest, bar: _Bar) -> Iterator[Record]:
             cell=request.cell,
             strategies=request.strategies,
             reason=str(error),
-            what="peak memory" if isinstance(request, messages.PeakRequest) else "steps",
+            what=_what(request),
         )
     else:
         yield answer
+
+
+def _what(request: messages.MeasureRequest) -> Literal["steps", "peak memory", "profile"]:
+    if isinstance(request, messages.PeakRequest):
+        return "peak memory"
+    return "profile" if isinstance(request, messages.ProfileRequest) else "steps"
 
 
 def _good(record: Record) -> bool:

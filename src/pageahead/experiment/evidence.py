@@ -1,9 +1,9 @@
 """What a run leaves behind: JSON lines, each validated when written and when read.
 
-A run is one `Environment` record and then, cell by cell, a `CellRecord`, `PeakRecord` or
-`TrainingRecord`, or a `FailedRecord` or `LeftOutRecord` that says why there is none; or a single
-`SetupFailedRecord`. Every timing is kept; `Spread` and `Ratio` are what `summary` makes of the wall
-times. A `SummaryRecord` is of another kind: figures published elsewhere.
+A run is one `Environment` record and then, cell by cell, a `CellRecord`, `PeakRecord`,
+`ProfileRecord` or `TrainingRecord`, or a `FailedRecord` or `LeftOutRecord` that says why there is
+none; or a single `SetupFailedRecord`. Every timing is kept; `Spread` and `Ratio` are what `summary`
+makes of the wall times. A `SummaryRecord` is of another kind: figures published elsewhere.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pageahead.experiment.cells import Residency
+from pageahead.experiment.profile.records import ProfileRecord
 from pageahead.experiment.protocol import Protocol, Sample
 from pageahead.experiment.summary import Ratio, Spread
 
@@ -33,6 +34,7 @@ __all__ = [
     "Occupancy",
     "PathSummary",
     "PeakRecord",
+    "ProfileRecord",
     "Record",
     "SetupFailedRecord",
     "SummaryRecord",
@@ -347,7 +349,7 @@ class FailedRecord(_Model):
     cell: str
     strategies: list[str]
     reason: str
-    what: Literal["steps", "peak memory"] = "steps"
+    what: Literal["steps", "peak memory", "profile"] = "steps"
     """Which was to be measured."""
 
 
@@ -374,6 +376,7 @@ Record = (
     Environment
     | CellRecord
     | PeakRecord
+    | ProfileRecord
     | SummaryRecord
     | TrainingRecord
     | FailedRecord

@@ -6,7 +6,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from pageahead.experiment.evidence import CellRecord, Environment, PeakRecord, TrainingRecord
+from pageahead.experiment.evidence import (
+    CellRecord,
+    Environment,
+    PeakRecord,
+    ProfileRecord,
+    TrainingRecord,
+)
 from pageahead.experiment.protocol import Protocol
 
 __all__ = [
@@ -16,6 +22,7 @@ __all__ = [
     "MeasureRequest",
     "PeakRequest",
     "ProbeRequest",
+    "ProfileRequest",
     "Progress",
     "Reply",
     "TrainingRequest",
@@ -73,6 +80,23 @@ class PeakRequest(_MeasureRequest):
         return self.protocol.warmups
 
 
+class ProfileRequest(_MeasureRequest):
+    """Profile one arm, the only one of `strategies`. Answer: `ProfileRecord`.
+
+    The protocol's repetitions are the steps that are profiled; as many are timed after them.
+    """
+
+    baseline = "profile"
+
+    kind: Literal["profile"] = "profile"
+    mark: bool = False
+    """Only name the steps, for another profiler that records this process."""
+
+    @property
+    def steps(self) -> int:
+        return self.protocol.warmups + 2 * self.protocol.repetitions
+
+
 class TrainingRequest(_MeasureRequest):
     """Measure training iterations in the ways (`strategies`) named. Answer: `TrainingRecord`."""
 
@@ -97,9 +121,9 @@ class Failure(_Model):
     reason: str
 
 
-MeasureRequest = CellRequest | PeakRequest | TrainingRequest
-Request = ProbeRequest | CellRequest | PeakRequest | TrainingRequest
-Answer = Environment | CellRecord | PeakRecord | TrainingRecord
+MeasureRequest = CellRequest | PeakRequest | ProfileRequest | TrainingRequest
+Request = ProbeRequest | CellRequest | PeakRequest | ProfileRequest | TrainingRequest
+Answer = Environment | CellRecord | PeakRecord | ProfileRecord | TrainingRecord
 Reply = Progress | Failure | Answer
 requests: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 replies: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

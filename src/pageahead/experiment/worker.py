@@ -23,16 +23,22 @@ from pageahead.experiment.messages import (
     MeasureRequest,
     PeakRequest,
     ProbeRequest,
+    ProfileRequest,
     Progress,
     Reply,
     TrainingRequest,
     requests,
 )
 from pageahead.experiment.peak import measure_peak
+from pageahead.experiment.profile.collector import ProfileError
+from pageahead.experiment.profile.measure import measure_profile
 from pageahead.experiment.training.measure import measure_training
 from pageahead.experiment.training.planning import DoesNotFitError
 
 __all__ = ["main"]
+
+#: Errors whose message is all that there is to say.
+SPEAKING = (DoesNotFitError, IdentityError, ManagedMemoryError, ProfileError, RouteError)
 
 
 def main(arguments: list[str]) -> int:
@@ -55,6 +61,8 @@ def _answer(request: ProbeRequest | MeasureRequest, channel: TextIO) -> Answer:
         return measure_cell(request, report)
     if isinstance(request, PeakRequest):
         return measure_peak(request, report)
+    if isinstance(request, ProfileRequest):
+        return measure_profile(request, report)
     if isinstance(request, TrainingRequest):
         return measure_training(request, report)
     identity = identify(request.device)
@@ -64,7 +72,7 @@ def _answer(request: ProbeRequest | MeasureRequest, channel: TextIO) -> Answer:
 
 def _reason(error: Exception) -> str:
     """One line; where the error is not ours and speaks for itself, with where it was raised."""
-    if isinstance(error, (DoesNotFitError, IdentityError, ManagedMemoryError, RouteError)):
+    if isinstance(error, SPEAKING):
         return str(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{place.filename}:{place.lineno}"
