@@ -27,28 +27,43 @@ def evaluate(collection: Collection, thresholds: Thresholds) -> list[Finding]:
 
 
 def _without_overlap(collection: Collection, thresholds: Thresholds) -> Finding:
-    """Cells that certainly overlapped have to keep the gain by themselves."""
+    """Cells that certainly overlapped have to keep the gain by themselves.
+
+    A profile says whether a cell did; where there is none, its times may prove it.
+    """
     present, absent = wanted(collection, MATRIX.cells, {"primary"})
     figures, missing, failed, behind = [], [], False, []
     for bits, optimizer in WIDTHS.items():
         gaining = [one for one in of_width(present, optimizer) if _faster(one)]
-        shown = [one for one in gaining if one.overlap_ms > 0]
+        shown = [one for one in gaining if _overlapped(one, thresholds)]
+        profiled = [one for one in gaining if one.profile is not None]
         behind += shown or gaining
         if not gaining:
             figures.append(f"{bits}-bit: no primary cell is FASTER")
         elif not shown:
-            figures.append(f"{bits}-bit: {len(gaining)} primary cells FASTER, overlap not shown")
-            missing += [f"{one.name}: overlap, which times alone do not show" for one in gaining]
+            figures.append(
+                f"{bits}-bit: {len(gaining)} primary cells FASTER, overlap not shown"
+                f"{_not_in_profiles(profiled, thresholds)}"
+            )
+            # Where every gain was profiled, there is nothing left to find.
+            failed = failed or (
+                len(profiled) == len(gaining) and mean_ratio(gaining) >= thresholds.improvement
+            )
+            missing += [
+                f"{one.name}: overlap, which times alone do not show"
+                for one in gaining
+                if one.profile is None
+            ]
         else:
             mean = mean_ratio(shown)
             # A gain that is too small with all cells is criterion 2's business.
             failed = failed or mean < thresholds.improvement <= mean_ratio(gaining)
-            most = max(shown, key=lambda one: one.overlap_ms / one.candidate_ms)
+            most = max(shown, key=_share)
             figures.append(
-                f"{bits}-bit: copies in and out overlap for certain in {len(shown)} of "
-                f"{len(gaining)} FASTER cells, which alone have geometric mean {mean:.4g} "
-                f"({thresholds.improvement:g} is asked for); most in {most.name}: "
-                f"{most.overlap_ms:.3f} of {most.candidate_ms:.3f} ms"
+                f"{bits}-bit: fetches, updates and write-backs overlap for certain in {len(shown)} "
+                f"of {len(gaining)} FASTER cells{_by_whom(shown)}, which alone have geometric mean "
+                f"{mean:.4g} ({thresholds.improvement:g} is asked for); most in {most.name}: "
+                f"{_overlap(most)}"
             )
     return find(
         "A",
@@ -98,6 +113,47 @@ def _not_in_public(collection: Collection) -> Finding:
         ],
         cells=[*primary, *public],
         missing=[*no_primary, *no_public],
+    )
+
+
+def _overlapped(one: Measured, thresholds: Thresholds) -> bool:
+    if one.profile is not None:
+        return one.profile.share >= thresholds.overlap_share
+    return one.overlap_ms > 0
+
+
+def _share(one: Measured) -> float:
+    return one.overlap_ms / one.candidate_ms if one.profile is None else one.profile.share
+
+
+def _overlap(one: Measured) -> str:
+    """The overlap of a cell, and who says so."""
+    seen = one.profile
+    if seen is None:
+        return f"{one.overlap_ms:.3f} of {one.candidate_ms:.3f} ms, as its times prove"
+    synchronizations = f"{seen.synchronizations} device-wide synchronizations"
+    if seen.legacy_synchronizations is not None:
+        synchronizations += f", legacy {seen.legacy_synchronizations}"
+    return (
+        f"{seen.concurrent_ms:.3f} of {seen.wall_ms:.3f} ms of a step that {seen.source} traced, "
+        f"an update beside a transfer in {seen.overlap_ms:.3f}, transfers both ways in "
+        f"{seen.both_ways_ms:.3f} ({synchronizations})"
+    )
+
+
+def _by_whom(shown: list[Measured]) -> str:
+    """Where profiles were asked: how many cells they showed it of."""
+    by_profile = sum(one.profile is not None for one in shown)
+    return f" ({by_profile} by a profile)" if by_profile else ""
+
+
+def _not_in_profiles(profiled: list[Measured], thresholds: Thresholds) -> str:
+    if not profiled:
+        return ""
+    most = max(profiled, key=_share)
+    return (
+        f": {len(profiled)} were profiled, and at most {_share(most):.1%} of a step overlaps "
+        f"({most.name}); {thresholds.overlap_share:.0%} are asked for"
     )
 
 

@@ -119,6 +119,7 @@ def _notes(evidence: Evidence, collection: Collection) -> list[str]:
     ]
     sources = list(dict.fromkeys(summary.source for summary in evidence.summaries))
     notes += [f"published figures, without rounds: {source}" for source in sources]
+    notes += collection.refused
     if collection.others:
         notes.append(f"measured, but no part of the gate: {', '.join(collection.others)}")
     if collection.repeated:

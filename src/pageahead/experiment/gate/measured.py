@@ -14,6 +14,7 @@ from pageahead.experiment.evidence import (
     Timings,
 )
 from pageahead.experiment.gate.limit import Limit, host_floor_ms, limit, middle, shown_overlap_ms
+from pageahead.experiment.gate.profiled import Profiled, profiles
 from pageahead.experiment.gate.reading import Evidence
 from pageahead.experiment.gate.thresholds import Thresholds
 from pageahead.experiment.summary import round_ratios
@@ -39,6 +40,7 @@ class Measured:
             step; None of published figures.
         limit: see there; of cells whose state is on the host.
         overlap_ms: what copies overlapped for certain; see `shown_overlap_ms`.
+        profile: what a profile of the cell on this device shows; it is asked before `overlap_ms`.
     """
 
     cell: Cell
@@ -52,6 +54,7 @@ class Measured:
     settle_ms: float | None
     limit: Limit
     overlap_ms: float
+    profile: Profiled | None = None
 
     @property
     def name(self) -> str:
@@ -76,12 +79,14 @@ class Collection:
         incomplete: why a cell of the matrix that is in the evidence does not count.
         others: cells outside the matrix.
         repeated: cells of which there are several complete records; the last one counts.
+        refused: profiles that do not count, each with the reason.
     """
 
     cells: dict[str, Measured]
     incomplete: dict[str, str]
     others: list[str]
     repeated: list[str]
+    refused: list[str]
 
 
 def collect(evidence: Evidence, strategy: str, thresholds: Thresholds) -> Collection:
@@ -90,6 +95,7 @@ def collect(evidence: Evidence, strategy: str, thresholds: Thresholds) -> Collec
     incomplete: dict[str, str] = {}
     others: list[str] = []
     repeated: list[str] = []
+    profiled, refused = profiles(evidence, strategy)
     for failed in evidence.failed:
         if strategy in failed.strategies and failed.what == "steps":
             incomplete[failed.cell] = f"failed: {failed.reason}"
@@ -114,16 +120,19 @@ def collect(evidence: Evidence, strategy: str, thresholds: Thresholds) -> Collec
                 continue
             if record.cell in found:
                 repeated.append(record.cell)
-            found[record.cell] = _of_rounds(record, candidate)
+            found[record.cell] = _of_rounds(record, candidate, profiled.get(record.cell))
     return Collection(
         found,
         {name: reason for name, reason in incomplete.items() if name not in found},
         list(dict.fromkeys(others)),
         list(dict.fromkeys(repeated)),
+        refused,
     )
 
 
-def _of_rounds(record: CellRecord, candidate: CandidateRecord) -> Measured:
+def _of_rounds(
+    record: CellRecord, candidate: CandidateRecord, profile: Profiled | None
+) -> Measured:
     cell = CELLS[record.cell]
     legacy, ours = record.legacy.timings, candidate.timings
     legacy_ms, candidate_ms = middle(legacy.wall_ms), middle(ours.wall_ms)
@@ -146,6 +155,9 @@ def _of_rounds(record: CellRecord, candidate: CandidateRecord) -> Measured:
         if on_host
         else Limit(None, None, None, None),
         overlap_ms=shown_overlap_ms(candidate_ms, moved, record.link),
+        profile=profile
+        if profile is not None and profile.device_name == record.device_name
+        else None,
     )
 
 

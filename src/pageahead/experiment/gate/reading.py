@@ -27,6 +27,7 @@ class Evidence:
     Attributes:
         environments: by run.
         cells, peaks, summaries, failed, left_out: of `pageahead bench`.
+        profiles: of `pageahead profile`.
         setups: runs that failed before they measured anything.
         verified, verified_summaries: of `pageahead verify`.
         problems: lines that are no records, with file and number.
@@ -35,6 +36,7 @@ class Evidence:
     environments: dict[str, evidence.Environment] = field(default_factory=dict)
     cells: list[evidence.CellRecord] = field(default_factory=list)
     peaks: list[evidence.PeakRecord] = field(default_factory=list)
+    profiles: list[evidence.ProfileRecord] = field(default_factory=list)
     summaries: list[evidence.SummaryRecord] = field(default_factory=list)
     failed: list[evidence.FailedRecord] = field(default_factory=list)
     left_out: list[evidence.LeftOutRecord] = field(default_factory=list)
@@ -71,6 +73,8 @@ def gather(records: Iterable[Record]) -> Evidence:
                 found.cells.append(record)
             case evidence.PeakRecord():
                 found.peaks.append(record)
+            case evidence.ProfileRecord():
+                found.profiles.append(record)
             case evidence.SummaryRecord():
                 found.summaries.append(record)
             case evidence.FailedRecord():

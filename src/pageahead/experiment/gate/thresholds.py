@@ -22,6 +22,9 @@ class Thresholds:
             candidate's step has returned, in the median. A completed step leaves nothing; asking
             costs 0.03 to 0.17 ms on an H200 (evidence/nvidia-h200/bench-source.jsonl), and one
             chunk of 16 MiB takes about 0.3.
+        overlap_share: of a profiled step, during which at least two of fetch, update and write-back
+            have to go on for it to count as overlapped. The update of 32-bit state takes 0.06 to
+            0.09 of legacy's step in the source's cells, which is what overlap could hide there.
         warmups, timed_steps: of each arm, at least.
         rounds: for a verdict at all; see `verdict`.
         verified_cells: of each optimizer and width, compared by the oracle; at least.
@@ -31,6 +34,7 @@ class Thresholds:
     primary_regression: float = 0.05
     resident_regression: float = 0.03
     settle_ms: float = 0.25
+    overlap_share: float = 0.02
     warmups: int = 10
     timed_steps: int = 50
     rounds: int = FEWEST_ROUNDS
