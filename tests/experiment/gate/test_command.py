@@ -71,6 +71,16 @@ def test_a_corrupt_line_is_named_and_the_rest_still_counts(written) -> None:
     assert "adamw8/8x1Mi: not measured" in said
 
 
+def test_a_packed_file_that_breaks_off_counts_as_far_as_it_goes(written) -> None:
+    bench, packed = written
+    packed.write_bytes(packed.read_bytes()[:-12])
+    status, said = gate(bench, packed)
+    assert status == 2
+    assert "verify.jsonl.gz, after line 7: cannot be unpacked" in said
+    assert "ademamix 32-bit: no cell" in said
+    assert "ademamix 8-bit" not in said
+
+
 def test_a_failed_set_up_is_said_and_is_no_evidence(written) -> None:
     append(written[0], SetupFailedRecord(run=RUN, argv=["bench"], reason="no GPU here"))
     status, said = gate(*written)

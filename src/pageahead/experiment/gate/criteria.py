@@ -21,7 +21,7 @@ from pageahead.experiment.gate.thresholds import Thresholds
 from pageahead.experiment.gate.verified import Verification, verification
 from pageahead.experiment.table import amount
 
-__all__ = ["evaluate"]
+__all__ = ["counted_peaks", "evaluate"]
 
 
 def evaluate(
@@ -147,14 +147,19 @@ def _at_least(
     )
 
 
-def _memory_and_contract(
-    evidence: Evidence, collection: Collection, strategy: str, thresholds: Thresholds
-) -> Finding:
-    peaks = {
+def counted_peaks(evidence: Evidence) -> dict[tuple[str, str], PeakRecord]:
+    """Peak memory by cell and arm: of a GPU, by a run whose environment is known; the last."""
+    return {
         (one.cell, one.arm): one
         for one in evidence.peaks
         if one.device == "cuda" and one.run in evidence.environments
     }
+
+
+def _memory_and_contract(
+    evidence: Evidence, collection: Collection, strategy: str, thresholds: Thresholds
+) -> Finding:
+    peaks = counted_peaks(evidence)
     figures, missing, failed = [], [], False
     largest: tuple[float, str] | None = None
     for cell in MATRIX.cells:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -10,6 +11,7 @@ from pageahead.experiment.evidence import (
     CandidateRecord,
     CellRecord,
     Environment,
+    LinkRecord,
     SummaryRecord,
     Timings,
 )
@@ -20,7 +22,7 @@ from pageahead.experiment.gate.thresholds import Thresholds
 from pageahead.experiment.summary import round_ratios
 from pageahead.experiment.verdict import Verdict, range_verdict, verdict
 
-__all__ = ["Collection", "Measured", "collect"]
+__all__ = ["Collection", "Measured", "collect", "of_rounds"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ class Measured:
         limit: see there; of cells whose state is on the host.
         overlap_ms: what copies overlapped for certain; see `shown_overlap_ms`.
         profile: what a profile of the cell on this device shows; it is asked before `overlap_ms`.
+        ratios: legacy over candidate of each round; none of published figures.
+        state_bytes: of the cell.
+        streamed_bytes: of them, what the candidate copied in and out in each step.
+        link: as measured in the same process.
     """
 
     cell: Cell
@@ -54,6 +60,10 @@ class Measured:
     settle_ms: float | None
     limit: Limit
     overlap_ms: float
+    ratios: Sequence[float]
+    state_bytes: int
+    streamed_bytes: int
+    link: LinkRecord | None
     profile: Profiled | None = None
 
     @property
@@ -120,7 +130,7 @@ def collect(evidence: Evidence, strategy: str, thresholds: Thresholds) -> Collec
                 continue
             if record.cell in found:
                 repeated.append(record.cell)
-            found[record.cell] = _of_rounds(record, candidate, profiled.get(record.cell))
+            found[record.cell] = of_rounds(record, candidate, profiled.get(record.cell))
     return Collection(
         found,
         {name: reason for name, reason in incomplete.items() if name not in found},
@@ -130,9 +140,14 @@ def collect(evidence: Evidence, strategy: str, thresholds: Thresholds) -> Collec
     )
 
 
-def _of_rounds(
-    record: CellRecord, candidate: CandidateRecord, profile: Profiled | None
+def of_rounds(
+    record: CellRecord, candidate: CandidateRecord, profile: Profiled | None = None
 ) -> Measured:
+    """Compute everything from the raw rounds of a cell that has a name in `CELLS`.
+
+    Raises:
+        ValueError: there are no rounds, or a time is not a positive number.
+    """
     cell = CELLS[record.cell]
     legacy, ours = record.legacy.timings, candidate.timings
     legacy_ms, candidate_ms = middle(legacy.wall_ms), middle(ours.wall_ms)
@@ -141,13 +156,14 @@ def _of_rounds(
     on_host = record.residency == "host"
     streamed = candidate.routes.get("streamed")
     moved = streamed.state_bytes if streamed is not None and on_host else 0
+    ratios = round_ratios(legacy.wall_ms, ours.wall_ms)
     return Measured(
         cell=cell,
         run=record.run,
         raw=True,
         legacy_ms=legacy_ms,
         candidate_ms=candidate_ms,
-        verdict=verdict(round_ratios(legacy.wall_ms, ours.wall_ms)),
+        verdict=verdict(ratios),
         equal=candidate.comparison.equal,
         different_tensors=candidate.comparison.differences,
         settle_ms=middle(ours.settle_ms) - middle(legacy.settle_ms),
@@ -158,6 +174,10 @@ def _of_rounds(
         profile=profile
         if profile is not None and profile.device_name == record.device_name
         else None,
+        ratios=ratios,
+        state_bytes=record.state_bytes,
+        streamed_bytes=moved,
+        link=record.link,
     )
 
 
@@ -174,6 +194,10 @@ def _of_summary(record: SummaryRecord) -> Measured:
         settle_ms=None,
         limit=limit(record.legacy_ms, record.update_ms, record.state_bytes, None),
         overlap_ms=0.0,
+        ratios=[],
+        state_bytes=record.state_bytes,
+        streamed_bytes=0,
+        link=None,
     )
 
 

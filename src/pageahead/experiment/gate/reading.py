@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from pageahead.experiment import evidence
 from pageahead.experiment.evidence import why_invalid
 from pageahead.experiment.oracle import records as oracle
 
-__all__ = ["Evidence", "Record", "gather", "read"]
+__all__ = ["Evidence", "Record", "gather", "read", "read_one"]
 
 Record = evidence.Record | oracle.Record
 _adapter: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
@@ -30,6 +31,7 @@ class Evidence:
         profiles: of `pageahead profile`.
         setups: runs that failed before they measured anything.
         verified, verified_summaries: of `pageahead verify`.
+        origins: where summaries of it come from, by run.
         problems: lines that are no records, with file and number.
     """
 
@@ -43,23 +45,34 @@ class Evidence:
     setups: list[evidence.SetupFailedRecord] = field(default_factory=list)
     verified: list[oracle.CellRecord] = field(default_factory=list)
     verified_summaries: list[oracle.SummaryRecord] = field(default_factory=list)
+    origins: dict[str, oracle.SourceRecord] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
 def read(paths: Sequence[Path]) -> Evidence:
     """Read files, ``.jsonl`` or ``.jsonl.gz``. A line that is no record costs that line alone."""
+    read_each = [read_one(path) for path in paths]
+    found = gather(record for records, _ in read_each for record in records)
+    found.problems += [problem for _, problems in read_each for problem in problems]
+    return found
+
+
+def read_one(path: Path) -> tuple[list[Record], list[str]]:
+    """The records of one file, and what is wrong with each line that is none."""
     records: list[Record] = []
     problems: list[str] = []
-    for path in paths:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+    number = 0
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        try:
             for number, line in enumerate(file, start=1):
                 try:
                     records.append(_adapter.validate_json(line))
                 except ValidationError as error:
                     problems.append(f"{path.name}, line {number}: {why_invalid(error)}")
-    found = gather(records)
-    found.problems += problems
-    return found
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            # Lines unpacked before that count like any others.
+            problems.append(f"{path.name}, after line {number}: cannot be unpacked ({error})")
+    return records, problems
 
 
 def gather(records: Iterable[Record]) -> Evidence:
@@ -87,6 +100,8 @@ def gather(records: Iterable[Record]) -> Evidence:
                 found.verified.append(record)
             case oracle.SummaryRecord():
                 found.verified_summaries.append(record)
+            case oracle.SourceRecord():
+                found.origins[record.run] = record
             case _:
                 pass
     return found
