@@ -19,6 +19,7 @@ from pageahead.experiment.identity import IdentityError
 from pageahead.experiment.oracle import command as oracle
 from pageahead.experiment.oracle.case import CaseError
 from pageahead.experiment.profile.cli import profile
+from pageahead.experiment.report.command import report
 from pageahead.experiment.runner import WorkerError
 from pageahead.experiment.training import cells as training_cells
 from pageahead.experiment.training import command as training
@@ -327,6 +328,9 @@ def gate(
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
     raise typer.Exit(command.EXIT[verdict])
+
+
+app.command()(report)
 
 
 @app.command()

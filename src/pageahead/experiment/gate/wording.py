@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pageahead.experiment.gate.decision import Decision
 from pageahead.experiment.gate.finding import Finding
 
-__all__ = ["EXPLANATIONS", "grouped", "why", "word"]
+__all__ = ["EXPLANATIONS", "by_reason", "grouped", "why", "word"]
 
 #: A clause says what must not be, so that the words of criteria would mislead.
 CLAUSE_WORDS = {"passed": "does not apply", "failed": "APPLIES", "missing": "not decided"}
@@ -41,8 +41,13 @@ def word(finding: Finding) -> str:
 
 def grouped(missing: Sequence[str]) -> list[str]:
     """One line for each reason, with all that is missing for it."""
+    return [f"{', '.join(names)}: {reason}" for reason, names in by_reason(missing).items()]
+
+
+def by_reason(missing: Sequence[str]) -> dict[str, list[str]]:
+    """What is missing, as ``name: reason``, by the reason."""
     reasons: dict[str, list[str]] = {}
     for one in missing:
         name, _, reason = one.partition(": ")
         reasons.setdefault(reason, []).append(name)
-    return [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    return reasons

@@ -1,0 +1,155 @@
+"""What is drawn: ratios beside the gate's lines, and bandwidth beside the link's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pageahead.experiment.gate.finding import WIDTHS, mean_ratio, of_width
+from pageahead.experiment.gate.thresholds import Thresholds
+from pageahead.experiment.report.axis import Axis, linear, logarithmic
+from pageahead.experiment.report.rows import Row
+
+__all__ = [
+    "BandwidthChart",
+    "Group",
+    "Mean",
+    "RatioChart",
+    "bandwidth_chart",
+    "means",
+    "ratio_chart",
+]
+
+TITLES = {
+    "primary": "Primary: state on the host",
+    "tiny": "Tiny: 2 MiB of state",
+    "public": "Public models",
+    "resident": "State on the device: control",
+    "one_state": "One state tensor: control",
+    "extra": "Others",
+    "": "Measured, but not counted",
+}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A geometric mean over the counted primary cells of one width."""
+
+    bits: int
+    value: float
+    cells: int
+    least: float
+
+    @property
+    def enough(self) -> bool:
+        return self.value >= self.least
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells of one role.
+
+    Attributes:
+        title: of the role.
+        line: the ratio that a cell may not be below; None where the gate has no such line.
+        rule: what that line is, in words.
+        rows: its cells.
+        means: of primary cells.
+    """
+
+    title: str
+    line: float | None
+    rule: str
+    rows: Sequence[Row]
+    means: Sequence[Mean]
+
+
+@dataclass(frozen=True)
+class RatioChart:
+    """Legacy over candidate of every cell, on one logarithmic axis."""
+
+    axis: Axis
+    groups: Sequence[Group]
+
+
+@dataclass(frozen=True)
+class BandwidthChart:
+    """GB/s of every cell whose state crosses the link, on one axis from zero."""
+
+    axis: Axis
+    rows: Sequence[Row]
+
+    @property
+    def both_ways(self) -> bool:
+        """Whether the candidate copies in and out within a step."""
+        return any(row.bandwidth is not None and row.bandwidth.both_ways for row in self.rows)
+
+
+def means(rows: Iterable[Row], thresholds: Thresholds) -> list[Mean]:
+    """What criterion 2 compares."""
+    primary = [
+        row.measured
+        for row in rows
+        if row.counted and row.role == "primary" and row.measured is not None
+    ]
+    by_width = {bits: of_width(primary, optimizer) for bits, optimizer in WIDTHS.items()}
+    return [
+        Mean(bits, mean_ratio(cells), len(cells), thresholds.improvement)
+        for bits, cells in by_width.items()
+        if cells
+    ]
+
+
+def ratio_chart(rows: Sequence[Row], thresholds: Thresholds) -> RatioChart | None:
+    """None where there is nothing to draw."""
+    shown = [row for row in rows if row.measured is not None]
+    if not shown:
+        return None
+    of_primary = means(rows, thresholds)
+    lines = {
+        "primary": thresholds.primary_ratio,
+        "tiny": thresholds.primary_ratio,
+        "resident": thresholds.resident_ratio,
+    }
+    rules = {
+        "primary": f"no step more than {thresholds.primary_regression:.0%} longer",
+        "tiny": f"no step more than {thresholds.primary_regression:.0%} longer",
+        "resident": f"no step more than {thresholds.resident_regression:.0%} longer",
+        "public": "every one FASTER: the whole interval above 1",
+    }
+    groups = []
+    for role, title in TITLES.items():
+        members = [row for row in shown if (row.role if row.counted else "") == role]
+        if members:
+            groups.append(
+                Group(
+                    title,
+                    lines.get(role),
+                    rules.get(role, ""),
+                    members,
+                    of_primary if role == "primary" else [],
+                )
+            )
+    values = [value for row in shown for value in _values(row)]
+    values += [group.line for group in groups if group.line is not None]
+    values += [value for mean in of_primary for value in (mean.value, mean.least)]
+    return RatioChart(logarithmic(values), groups)
+
+
+def bandwidth_chart(rows: Sequence[Row]) -> BandwidthChart | None:
+    """None where no cell's state crosses a link that was measured."""
+    shown = [row for row in rows if row.bandwidth is not None]
+    if not shown:
+        return None
+    speeds = [row.bandwidth for row in shown if row.bandwidth is not None]
+    return BandwidthChart(
+        linear(value for one in speeds for value in (one.legacy, one.ours, one.link)), shown
+    )
+
+
+def _values(row: Row) -> list[float]:
+    one = row.measured
+    assert one is not None
+    # Not the link's limit: small cells are far from it, and would press the rest together.
+    limits = [] if one.limit.overlap is None else [one.limit.overlap]
+    return [one.ratio, one.verdict.low, one.verdict.high, *one.ratios, *limits]

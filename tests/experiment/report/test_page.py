@@ -1,0 +1,407 @@
+"""Pages of real evidence, and of evidence that is broken, hostile or missing."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from pageahead.experiment.evidence import (
+    FailedRecord,
+    LeftOutRecord,
+    SetupFailedRecord,
+)
+from pageahead.experiment.gate.decision import EvidenceError, decide
+from pageahead.experiment.gate.reading import read
+from pageahead.experiment.gate.wording import why
+from pageahead.experiment.report import rendering
+from pageahead.experiment.report.model import build
+from pageahead.experiment.table import amount, milliseconds
+from tests.experiment.gate.support import GOOD, moved
+from tests.experiment.report.support import (
+    B300,
+    CPU,
+    H200,
+    cpu_records,
+    evidence,
+    parsed,
+    table,
+    written,
+)
+from tests.experiment.support import RUN, environment
+
+KINDS = ("B300", "H200", "GO", "CPU")
+DASH = "\N{EN DASH}"
+HOSTILE = "<script>alert('1')</script> & \"<img src=x onerror=alert(2)>\" | `x` @someone"
+
+
+@pytest.fixture(params=KINDS)
+def paths(request, tmp_path):
+    return evidence(tmp_path)[request.param]
+
+
+@pytest.fixture
+def page(paths):
+    return parsed(rendering.html(build(paths)))
+
+
+def decisions(paths):
+    found = read(paths)
+    strategies = {one.strategy for record in found.cells for one in record.candidates}
+    strategies |= {record.strategy for record in found.summaries}
+    return [decide(found, strategy) for strategy in sorted(strategies)]
+
+
+def test_a_page_is_well_formed_and_its_links_lead_somewhere(page) -> None:
+    assert page.all("html")[0].attributes["lang"] == "en"
+    identities = [one.attributes["id"] for one in page.all() if "id" in one.attributes]
+    assert len(identities) == len(set(identities))
+    links = [one.attributes["href"] for one in page.all("a")]
+    assert links
+    assert {link[1:] for link in links} <= set(identities)
+    for one in page.all():
+        for name in ("aria-labelledby",):
+            assert one.attributes.get(name, identities[0]) in identities
+    assert len(page.all("h1")) == 1
+
+
+def test_a_page_needs_nothing_but_itself(paths) -> None:
+    text = rendering.html(build(paths))
+    page = parsed(text)
+    assert page.all("script") == page.all("link") == page.all("iframe") == []
+    assert "@import" not in text
+    assert "url(" not in text
+    assert [one.attributes["src"][:5] for one in page.all("img")] == []
+    assert re.findall(r"https?:", text) == []
+    (policy,) = [one for one in page.all("meta") if "http-equiv" in one.attributes]
+    assert policy.attributes["content"].startswith("default-src 'none'")
+
+
+def test_the_same_evidence_makes_the_same_page(paths) -> None:
+    assert rendering.html(build(paths)) == rendering.html(build(paths))
+    assert rendering.markdown(build(paths)) == rendering.markdown(build(paths))
+
+
+def test_what_is_drawn_is_also_said(page) -> None:
+    charts = page.all("div", class_="strip")
+    drawn = [one for one in charts if "axis" not in one.attributes["class_"[:5]].split()]
+    for strip in drawn:
+        (picture,) = [
+            one for one in strip.children if not isinstance(one, str) and one.tag == "svg"
+        ]
+        assert picture.attributes["role"] == "img"
+        assert picture.attributes["aria-label"]
+    for header in page.all("th"):
+        assert header.attributes["scope"] in ("col", "row")
+
+
+def test_every_finding_is_the_gates(paths, page) -> None:
+    for decision in decisions(paths):
+        heading = f"{decision.strategy} on {decision.device}: {decision.verdict}"
+        (section,) = [
+            one
+            for one in page.all("section")
+            if any(title.text == heading for title in one.all("h2"))
+        ]
+        (findings,) = section.all("ul", class_="findings")
+        items = [one for one in findings.children if not isinstance(one, str)]
+        assert len(items) == len(decision.findings) == 9
+        for item, finding in zip(items, decision.findings, strict=True):
+            assert finding.name in item.text
+            for figure in finding.figures:
+                assert " ".join(figure.split()) in item.text
+            for missing in finding.missing:
+                name, _, reason = missing.partition(": ")
+                assert name in item.text
+                assert reason in item.text
+    cards = page.all("article")
+    assert len(cards) == len(decisions(paths))
+    said = " ".join(card.text for card in cards)
+    for decision in decisions(paths):
+        assert decision.verdict in said
+        assert why(decision)[1:] in said
+
+
+def test_every_figure_of_every_cell_is_the_gates(paths, page) -> None:
+    counted = 0
+    for decision in decisions(paths):
+        rows = table(page, f"Every cell of {decision.strategy}")
+        for name, one in decision.collection.cells.items():
+            counted += 1
+            row = rows[name if one.raw else f"{name} *"]
+            assert row[1:7] == [
+                amount(one.state_bytes),
+                milliseconds(one.legacy_ms),
+                milliseconds(one.candidate_ms),
+                f"{one.ratio:.3f}",
+                f"{one.verdict.low:.3f}{DASH}{one.verdict.high:.3f}",
+                one.verdict.name,
+            ]
+            assert row[7] == ("equal" if one.equal else "DIFFER")
+            limits = (one.limit.overlap, one.limit.link)
+            assert row[10:] == [DASH if value is None else f"{value:.2f}" for value in limits]
+    assert counted or paths[0].name == "cpu.jsonl"
+
+
+def test_the_means_beside_the_verdict_are_criterion_2s(paths, page) -> None:
+    for decision, card in zip(
+        decisions(paths),
+        sorted(page.all("article"), key=lambda one: one.all("p", class_="what")[0].text),
+        strict=True,
+    ):
+        figures = " ".join(decision.criteria[1].figures)
+        shown = [one.text.removesuffix(" so far") for one in card.all("dd")[:2]]
+        for bits, value in zip((8, 32), shown, strict=True):
+            said = f"{bits}-bit: no cell" if value == "missing" else f"geometric mean {value} of"
+            assert said in figures
+
+
+def test_the_bandwidth_is_that_of_the_benchs_own_table(tmp_path) -> None:
+    """README's: 49.2 GB/s each way, 98 % of the link, over 2 GiB of state."""
+    page = parsed(rendering.html(build([H200 / "bench-source.jsonl"], "streamed")))
+    row = table(page, "Every cell of streamed")["adamw32/32x8Mi †"]
+    assert row[8:10] == ["49.2", "98%"]
+
+
+def test_ratios_lie_on_the_page_as_they_compare(tmp_path) -> None:
+    paths = [written(tmp_path / "run.jsonl", moved("adamw32/8x1Mi", 0.9))]
+    page = parsed(rendering.html(build(paths)))
+    places, means = {}, {}
+    for strip in page.all("div", class_="strip"):
+        label = strip.all("span", class_="label")[0].text
+        gate = strip.all("line", class_="gate")
+        line = float(gate[0].attributes["x1"][:-1]) if gate else None
+        if dots := strip.all("circle"):
+            places[label] = (float(dots[0].attributes["cx"][:-1]), line)
+        elif "mean" in label:
+            place = [one.attributes["x"] for one in strip.all("svg") if "x" in one.attributes]
+            means[label] = (float(place[0][:-1]), line)
+    at, line = places["adamw32/8x1Mi"]
+    assert at < line
+    at, line = places["adamw8/8x1Mi"]
+    assert at > line
+    at, line = means["8-bit geometric mean"]
+    assert at > line
+    at, line = means["32-bit geometric mean"]
+    assert at < line
+
+
+def test_two_strategies_have_a_verdict_each() -> None:
+    report = build([H200 / "bench-source.jsonl", H200 / "verify.jsonl"])
+    verdicts = {one.decision.strategy: one.decision.verdict for one in report.judgements}
+    assert verdicts == {"streamed": "INCOMPLETE", "lookahead": "NO-GO"}
+    assert report.title == (
+        "pageahead: INCOMPLETE for streamed, NO-GO for lookahead on NVIDIA H200"
+    )
+    assert report.again == [
+        "pageahead gate bench-source.jsonl verify.jsonl --strategy streamed",
+        "pageahead gate bench-source.jsonl verify.jsonl --strategy lookahead",
+        "pageahead report bench-source.jsonl verify.jsonl -o report.html",
+    ]
+
+
+def test_several_devices_have_a_verdict_each(tmp_path) -> None:
+    paths = [B300, H200 / "bench-source.jsonl", written(tmp_path / "cpu.jsonl", cpu_records())]
+    report = build(paths)
+    found = [(one.decision.strategy, one.decision.device) for one in report.judgements]
+    assert found == [
+        ("streamed", "NVIDIA H200"),
+        ("lookahead", "NVIDIA H200"),
+        ("streamed", CPU),
+        ("lookahead", "NVIDIA B300 SXM6"),
+    ]
+    assert report.again[0] == "pageahead gate bench-source.jsonl --strategy streamed"
+    assert report.again[2] == "pageahead gate cpu.jsonl"
+    assert report.again[3] == "pageahead gate source-b300.jsonl"
+    for judgement in report.judgements:
+        alone = decide(read(_of(paths, judgement.decision.device)), judgement.decision.strategy)
+        assert judgement.decision.verdict == alone.verdict
+        assert judgement.decision.findings == alone.findings
+
+
+def _of(paths, device):
+    return [path for path in paths if device in path.read_text()]
+
+
+def test_what_published_figures_do_not_say_is_named() -> None:
+    text = parsed(rendering.html(build([B300]))).text
+    assert "Missing: no cell says how fast the link was" in text
+    assert "Missing: no record of peak memory" in text
+    assert "Missing: there is no profile among the evidence" in text
+    assert "Missing: published figures come without a record of their environment" in text
+    assert "Missing: nothing says by which commands the published figures were made" in text
+    assert "bitsandbytes 95f9af3" in text
+
+
+def test_the_cpus_times_are_shown_and_said_to_be_no_evidence(tmp_path) -> None:
+    page = parsed(rendering.html(build([written(tmp_path / "cpu.jsonl", cpu_records())])))
+    assert "times are no evidence of speed" in page.text
+    assert list(table(page, "Every cell of streamed")) == ["adamw32/8x1Mi †"]
+    assert "† adamw32/8x1Mi: not counted: measured on the CPU" in page.text
+    assert page.all("div", class_="uncounted")
+
+
+def test_commands_commit_and_digest_are_the_evidences() -> None:
+    text = parsed(rendering.html(build([H200 / "bench-source.jsonl", H200 / "verify.jsonl"]))).text
+    for path in ("bench-source.jsonl", "verify.jsonl"):
+        recorded = json.loads((H200 / path).read_text().splitlines()[0])
+        assert f"pageahead {' '.join(recorded['argv'])}" in text
+        assert recorded["source_sha256"] in text
+        assert recorded["torch"] in text
+        assert recorded["gpu"]["driver"] in text
+    assert "git checkout 1bd0794f7fe4b5702a9925ae4177c4bf2c581aa9" in text
+    assert "The package differed from this commit" in text
+    # The oracle's file says that its environment's commit is another repository's.
+    assert "git checkout 82c160ad07637ef4bae981193bef3aa49102fab0" in text
+
+
+def test_a_commit_that_is_not_known_is_not_made_up(tmp_path) -> None:
+    changed = environment(commit=None, dirty=None)
+    paths = [written(tmp_path / "run.jsonl", [changed, *GOOD[1:]])]
+    for text in (parsed(rendering.html(build(paths))).text, rendering.markdown(build(paths))):
+        assert "git checkout" not in text
+        assert "names no commit" in text
+        assert "None" not in text
+
+
+def test_a_corrupt_line_is_named_by_its_number(tmp_path) -> None:
+    path = written(tmp_path / "run.jsonl", GOOD)
+    lines = path.read_text().splitlines()
+    lines.insert(3, '{"kind": "cell", "run"')
+    path.write_text("\n".join([*lines, ""]))
+    report = build([path])
+    assert report.judgements[0].decision.verdict == "GO"
+    for text in (parsed(rendering.html(report)).text, rendering.markdown(report)):
+        assert "run.jsonl, line 4: Invalid JSON" in text
+    assert "1 line is no record and was not counted" in rendering.html(report)
+
+
+def test_failed_set_ups_are_shown_and_change_no_verdict(tmp_path) -> None:
+    setup = SetupFailedRecord(run=RUN, argv=["bench", "--expect", "H100"], reason="no such GPU")
+    report = build([written(tmp_path / "run.jsonl", [*GOOD, setup])])
+    assert report.judgements[0].decision.verdict == "GO"
+    for text in (parsed(rendering.html(report)).text, rendering.markdown(report)):
+        assert "pageahead bench --expect H100" in text
+        assert "no such GPU" in text
+
+
+def test_a_run_that_only_failed_has_a_page_without_a_verdict(tmp_path) -> None:
+    setup = SetupFailedRecord(run=RUN, argv=["bench"], reason="no GPU here")
+    report = build([written(tmp_path / "run.jsonl", [setup])])
+    assert report.judgements == []
+    page = parsed(rendering.html(report))
+    assert page.all("h1")[0].text == "Nothing was measured"
+    assert "no GPU here" in page.text
+    assert "No verdict: nothing was measured" in rendering.markdown(report)
+
+
+def test_failed_and_left_out_cells_are_listed_with_their_reasons(tmp_path) -> None:
+    failed = FailedRecord(
+        run=RUN, cell="lion8/2MiB", strategies=["streamed"], reason="out of memory"
+    )
+    peak = failed.model_copy(update={"cell": "adamw8/gpt2", "what": "peak memory"})
+    left = LeftOutRecord(run=RUN, cell="adamw8/gpt2", strategy="lookahead", reason="too large")
+    report = build([written(tmp_path / "run.jsonl", [*GOOD, failed, peak, left])])
+    page = parsed(rendering.html(report))
+    rows = table(page, "Cells that were asked for and not measured")
+    assert rows["lion8/2MiB"] == ["streamed", "failed steps", "out of memory"]
+    for text in (page.text, rendering.markdown(report)):
+        assert "too large" in text
+        assert "peak memory" in text
+
+
+def test_cells_that_cannot_be_used_are_kept_apart(tmp_path) -> None:
+    """No rounds; a cell of a later version; too few warm-ups: each with its reason."""
+    cells = [one for one in GOOD if one.kind == "cell"]
+    empty = cells[0].legacy.timings.model_copy(update={"wall_ms": []})
+    broken = cells[0].model_copy(
+        update={"legacy": cells[0].legacy.model_copy(update={"timings": empty})}
+    )
+    unknown = cells[1].model_copy(update={"cell": "sgd8/1TiB"})
+    few = cells[2].model_copy(
+        update={"protocol": type(cells[2].protocol)(warmups=1, rounds=7, repetitions=8)}
+    )
+    records = [environment(), broken, unknown, few, *cells[3:]]
+    page = parsed(rendering.html(build([written(tmp_path / "run.jsonl", records)])))
+    rows = table(page, "Every cell of streamed")
+    assert rows[f"{broken.cell} †"][1:] == ["no figures"]
+    assert rows["sgd8/1TiB †"][1:] == ["no figures"]
+    assert rows[f"{few.cell} †"][4] == "1.155"
+    assert "a cell that this version does not know" in page.text
+    assert "not counted: 1 warm-ups" in page.text
+
+
+def test_nothing_in_evidence_becomes_markup(tmp_path) -> None:
+    hostile = environment(
+        argv=["bench", HOSTILE], platform=HOSTILE, python=HOSTILE, commit=HOSTILE, library=HOSTILE
+    )
+    summary = json.loads(B300.read_text().splitlines()[0])
+    records = [
+        hostile,
+        SetupFailedRecord(run=HOSTILE, argv=[HOSTILE], reason=HOSTILE),
+        FailedRecord(run=RUN, cell=HOSTILE, strategies=[HOSTILE], reason=HOSTILE),
+        LeftOutRecord(run=RUN, cell=HOSTILE, strategy=HOSTILE, reason=HOSTILE),
+    ]
+    path = written(tmp_path / "<b>run.jsonl", records)
+    with path.open("a") as file:
+        for name in ("source", "strategy", "device_name"):
+            summary[name] = HOSTILE
+        file.write(json.dumps(summary) + "\n<script>\n")
+    report = build([path])
+    page = parsed(rendering.html(report))
+    assert page.all("script") == page.all("img") == page.all("b", onerror="alert(2)>") == []
+    assert "<script>alert('1')</script>" in page.text
+    text = rendering.markdown(report)
+    outside = re.sub(r"^(`{3,})\n.*?\n\1$", "", text, flags=re.DOTALL | re.MULTILINE)
+    outside = re.sub(r"`[^`\n]*`", "", outside)
+    assert not re.search(r"(?<!\\)<(script|img)", outside)
+    assert not re.search(r"(?<![\\\w])@someone", outside)
+
+
+def test_markdown_tables_are_whole_and_have_the_gates_figures(paths) -> None:
+    text = rendering.markdown(build(paths))
+    width = 0
+    for line in text.splitlines():
+        columns = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        if columns and width:
+            assert columns == width, line
+        width = columns
+    for decision in decisions(paths):
+        assert f"**{decision.verdict}** for `{decision.strategy}` on " in text
+        for name, one in decision.collection.cells.items():
+            (row,) = [
+                line
+                for line in text.splitlines()
+                if line.startswith(f"| `{name}`")
+                and f"| {milliseconds(one.candidate_ms)} |" in line
+            ]
+            assert f"| {one.ratio:.3f} | {one.verdict.low:.3f}{DASH}{one.verdict.high:.3f} |" in row
+            assert f"| {one.verdict.name} |" in row
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "run.jsonl is empty"),
+        ("\n\n", "run.jsonl is empty"),
+        ("no record\n", "run.jsonl has no record in 1 line(s); run.jsonl, line 1: Invalid JSON"),
+    ],
+)
+def test_a_file_without_a_record_is_an_error_that_says_so(tmp_path, content, said) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(content)
+    with pytest.raises(EvidenceError, match=re.escape(said)):
+        build([B300, path])
+
+
+@pytest.mark.parametrize(
+    ("paths", "strategy", "said"),
+    [
+        ([H200 / "verify.jsonl"], None, "no measured cell in this evidence"),
+        ([B300], "streamed", "no evidence of streamed; there is: lookahead"),
+    ],
+)
+def test_evidence_that_no_page_can_be_about(paths, strategy, said) -> None:
+    with pytest.raises(EvidenceError, match=said):
+        build(paths, strategy)
