@@ -9,7 +9,7 @@ from pageahead.experiment.gate.decision import EvidenceError
 from pageahead.experiment.report import rendering
 from pageahead.experiment.report.model import build
 from pageahead.experiment.report.timelines import Lane, StepTimeline, grouped, pictures
-from tests.experiment.report.support import B300, parsed
+from tests.experiment.report.support import B300, parsed, table
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -21,7 +21,7 @@ def step(arm: str, end: float) -> StepTimeline:
         Lane("fetch", [(0.0, 1.0), (1.0, 2.0)]),
         Lane("update", [(1.0, 1.2), (2.0, end)]),
     ]
-    return StepTimeline("adamw32/8x4Mi", arm, "A GPU", end, lanes, [("overlap", "12 %")])
+    return StepTimeline("adamw32/8x4Mi", arm, "A GPU", end, lanes, [1.2], [("overlap", "12 %")])
 
 
 def test_steps_of_one_cell_share_an_axis() -> None:
@@ -47,9 +47,12 @@ def test_timelines_are_drawn_and_said() -> None:
     assert "Missing: there is no profile" not in page.text
     (figure,) = page.all("figure")
     assert "adamw32/8x4Mi on A GPU" in figure.text
-    assert "overlap: 12 %" in figure.text
+    assert table(page, "Figures of adamw32/8x4Mi on A GPU") == {"overlap": ["12 %"]}
+    assert "| overlap | 12 % |" in rendering.markdown(report)
+    assert len(figure.all("path", class_="wait")) == 1
     labels = [one.attributes["aria-label"] for one in figure.all("svg", role="img")]
     assert labels[0] == "legacy, fetch: 2 spans, 2.000 ms in all"
+    assert labels[1].endswith("; 1 waits for all work of the device")
     assert len(figure.all("rect", class_="lane-update")) == 2
 
 

@@ -85,6 +85,12 @@ def _heading(title: str) -> str:
     return _sentence(title.removeprefix("pageahead: "), "")
 
 
+def _indented(name: str) -> str:
+    """What belongs to the line above keeps its distance from the edge."""
+    text = name.lstrip(" ")
+    return "\N{NO-BREAK SPACE}" * 2 * (len(name) - len(text)) + text
+
+
 def _moment(run: str) -> str:
     """A run's name, which is when it began, to a second."""
     try:
@@ -131,6 +137,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "command": _command,
     "fenced": _fenced,
     "heading": _heading,
+    "indented": _indented,
     "mean": "{:.4g}".format,
     "md": _escaped,
     "median": median,

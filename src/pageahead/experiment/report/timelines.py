@@ -61,7 +61,8 @@ class StepTimeline:
         cell, arm, device: of what.
         returned_ms: when the step returned.
         lanes: what it did.
-        facts: figures of it, each with its name.
+        waits: when the host began to wait for all work of the device.
+        facts: figures of it, each with its name; the same names for all steps of a cell.
     """
 
     cell: str
@@ -69,6 +70,7 @@ class StepTimeline:
     device: str
     returned_ms: float
     lanes: Sequence[Lane]
+    waits: Sequence[float]
     facts: Sequence[tuple[str, str]]
 
 
@@ -80,6 +82,12 @@ class TimelineGroup:
     device: str
     axis: Axis
     steps: Sequence[StepTimeline]
+
+    @property
+    def facts(self) -> list[tuple[str, list[str]]]:
+        """Each figure's name, and its value for every step."""
+        by_name = zip(*(step.facts for step in self.steps), strict=True)
+        return [(values[0][0], [value for _, value in values]) for values in by_name]
 
     def bars(self, lane: Lane) -> list[tuple[float, float]]:
         """Where to draw a lane's spans: beginnings and widths, per cent."""
