@@ -10,6 +10,7 @@ from pathlib import Path
 from pageahead.experiment.evidence import append
 from pageahead.experiment.gate.reading import Record
 from tests.experiment.gate.support import GOOD
+from tests.experiment.profile.support import profile
 from tests.experiment.support import cell, environment
 
 ROOT = Path(__file__).parents[3]
@@ -39,7 +40,7 @@ def evidence(folder: Path) -> dict[str, list[Path]]:
     return {
         "B300": [B300],
         "H200": [H200 / "bench-source.jsonl", H200 / "verify.jsonl"],
-        "GO": [written(folder / "go.jsonl", GOOD)],
+        "GO": [written(folder / "go.jsonl", [*GOOD, profile("legacy"), profile("streamed")])],
         "CPU": [written(folder / "cpu.jsonl", cpu_records())],
     }
 

@@ -44,9 +44,9 @@ def test_a_run_that_only_failed_has_a_page_without_a_verdict(tmp_path) -> None:
     report = build([written(tmp_path / "run.jsonl", [setup])])
     assert report.judgements == []
     page = parsed(rendering.html(report))
-    assert page.all("h1")[0].text == "Nothing was measured"
+    assert page.all("h1")[0].text == "No cell was measured"
     assert "no GPU here" in page.text
-    assert "No verdict: nothing was measured" in rendering.markdown(report)
+    assert "No verdict: no cell was measured" in rendering.markdown(report)
 
 
 def test_failed_and_left_out_cells_are_listed_with_their_reasons(tmp_path) -> None:

@@ -17,7 +17,7 @@ def report(
             metavar="EVIDENCE...",
             exists=True,
             dir_okay=False,
-            help="From bench --out and verify --out; .jsonl or .jsonl.gz.",
+            help="From bench, verify and profile --out; .jsonl or .jsonl.gz.",
         ),
     ],
     out: Annotated[

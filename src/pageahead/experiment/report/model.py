@@ -23,9 +23,10 @@ from pageahead.experiment.report.charts import (
     ratio_chart,
 )
 from pageahead.experiment.report.headline import KeyFigure, headline
+from pageahead.experiment.report.profiles import timelines
 from pageahead.experiment.report.reproducing import Machine, Steps, machines, steps
 from pageahead.experiment.report.rows import PeakRow, Row, peak_rows, rows
-from pageahead.experiment.report.timelines import Picture, TimelineGroup, pictures
+from pageahead.experiment.report.timelines import Picture, TimelineGroup, grouped, pictures
 
 __all__ = ["Judgement", "Report", "build"]
 
@@ -74,7 +75,7 @@ class Report:
     """The page.
 
     Attributes:
-        judgements: a verdict for each device and strategy; none where nothing was measured.
+        judgements: a verdict for each device and strategy; none where no cell was measured.
         timelines: steps that were profiled.
         pictures: of timelines, handed in beside the evidence.
         failed, left_out: cells that were asked for and not measured.
@@ -108,7 +109,7 @@ class Report:
     def title(self) -> str:
         """The verdicts in a few words."""
         if not self.judgements:
-            return "pageahead: nothing was measured"
+            return "pageahead: no cell was measured"
         devices = {judgement.decision.device for judgement in self.judgements}
         where = f" on {devices.pop()}" if len(devices) == 1 else ""
         by_verdict: dict[str, list[str]] = {}
@@ -149,14 +150,15 @@ def build(
     if strategy is not None and not judgements:
         there = ", ".join(sources.strategies(evidence)) or "none"
         raise EvidenceError(f"no evidence of {strategy}; there is: {there}")
-    if not judgements and not (evidence.setups or evidence.failed or evidence.left_out):
+    others = (evidence.profiles, evidence.setups, evidence.failed, evidence.left_out)
+    if not judgements and not any(others):
         raise EvidenceError(
             "no measured cell in this evidence; `pageahead bench --preset matrix --out FILE` "
             "makes some"
         )
     return Report(
         judgements=judgements,
-        timelines=[],
+        timelines=grouped(timelines(evidence.profiles)),
         pictures=pictures(shown),
         failed=evidence.failed,
         left_out=evidence.left_out,

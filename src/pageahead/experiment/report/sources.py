@@ -97,6 +97,7 @@ def of_device(evidence: Evidence, device: str) -> Evidence:
     """What was measured on one device. Problems and failed set-ups are of no device."""
     at = {record.run: record.device_name for record in evidence.cells}
     at |= {record.run: record.device_name for record in evidence.peaks}
+    at |= {record.run: record.device_name for record in evidence.profiles}
 
     def belongs(run: str, environment: Environment) -> bool:
         # A run that measured nothing, as one of `verify`, is known by its GPU alone.
@@ -112,6 +113,7 @@ def of_device(evidence: Evidence, device: str) -> Evidence:
         environments=kept,
         cells=[one for one in evidence.cells if one.device_name == device],
         peaks=[one for one in evidence.peaks if one.device_name == device],
+        profiles=[one for one in evidence.profiles if one.device_name == device],
         summaries=[one for one in evidence.summaries if one.device_name == device],
         failed=[one for one in evidence.failed if one.run in kept],
         left_out=[one for one in evidence.left_out if one.run in kept],
