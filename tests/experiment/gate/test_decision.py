@@ -7,6 +7,7 @@ import pytest
 from pageahead.experiment.cells import CELLS
 from pageahead.experiment.evidence import CellRecord, Environment, FailedRecord, PeakRecord
 from pageahead.experiment.gate.decision import EvidenceError, decide
+from pageahead.experiment.gate.finding import beside
 from pageahead.experiment.gate.reading import gather
 from pageahead.experiment.oracle.records import CellRecord as VerifiedCell
 from pageahead.experiment.oracle.records import SummaryRecord as Verified
@@ -381,3 +382,19 @@ def test_of_several_strategies_one_is_chosen() -> None:
         decide(gather(both))
     assert decide(gather(both), "streamed").verdict == "GO"
     assert decide(gather(both), "lookahead").verdict == "INCOMPLETE"
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "said"),
+    [
+        (1.15, 1.15, "1.15"),
+        (1.149996, 1.15, "1.149996"),
+        (1.1502, 1.15, "1.15"),
+        (1.1, 1.15, "1.1"),
+        (0.9523809, 1 / 1.05, "0.95238"),
+        (2.34567, 1.15, "2.346"),
+    ],
+)
+def test_a_figure_is_said_on_its_side_of_the_line(value, least, said) -> None:
+    assert beside(value, least) == said
+    assert (float(said) < least) == (value < least)

@@ -18,7 +18,7 @@ from tests.experiment.report.support import H200, ROOT
 
 EVIDENCE = [H200 / "bench-source.jsonl", H200 / "verify.jsonl"]
 TARGET = ROOT / "docs" / "report.png"
-HEIGHT, GAP, COLOURS = 1500, 24, 192
+HEIGHT, GAP, COLOURS = 1500, 24, 256
 CHART = "document.querySelector('.chart').closest('section').querySelector('.legend')"
 
 
@@ -43,7 +43,7 @@ def main(paths: list[Path]) -> None:
         picture.paste(view, (left, GAP))
         left += view.width + GAP
     picture = picture.resize((width * 2 // 3, picture.height * 2 // 3), Image.Resampling.LANCZOS)
-    picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(TARGET, optimize=True)
+    picture.quantize(COLOURS, kmeans=3).save(TARGET, optimize=True)
     print(f"wrote {TARGET} ({TARGET.stat().st_size >> 10} KiB)")
 
 

@@ -6,6 +6,7 @@ from pageahead.experiment.cells import MATRIX
 from pageahead.experiment.gate.finding import (
     WIDTHS,
     Finding,
+    beside,
     find,
     mean_ratio,
     of_width,
@@ -62,8 +63,8 @@ def _without_overlap(collection: Collection, thresholds: Thresholds) -> Finding:
             figures.append(
                 f"{bits}-bit: fetches, updates and write-backs overlap for certain in {len(shown)} "
                 f"of {len(gaining)} FASTER cells{_by_whom(shown)}, which alone have geometric mean "
-                f"{mean:.4g} ({thresholds.improvement:g} is asked for); most in {most.name}: "
-                f"{_overlap(most)}"
+                f"{beside(mean, thresholds.improvement)} ({thresholds.improvement:g} is asked "
+                f"for); most in {most.name}: {_overlap(most)}"
             )
     return find(
         "A",

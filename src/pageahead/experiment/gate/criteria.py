@@ -9,6 +9,7 @@ from pageahead.experiment.evidence import PeakRecord
 from pageahead.experiment.gate.finding import (
     WIDTHS,
     Finding,
+    beside,
     find,
     mean_ratio,
     needed_cells,
@@ -74,7 +75,8 @@ def _improved(collection: Collection, thresholds: Thresholds) -> Finding:
         short = mean < thresholds.improvement
         failed = failed or short
         figures.append(
-            f"{bits}-bit: geometric mean {mean:.4g} of {len(cells)} cells ({_ratios(cells)}), "
+            f"{bits}-bit: geometric mean {beside(mean, thresholds.improvement)} of {len(cells)} "
+            f"cells ({_ratios(cells)}), "
             f"{'less than' if short else 'at least'} {thresholds.improvement:g}{_limits(cells)}"
         )
     return find(
@@ -129,12 +131,13 @@ def _at_least(
 ) -> Finding:
     slower = [one for one in present if one.ratio < least]
     figures = [
-        f"{one.name}: {one.ratio:.4g}, a step {1 / one.ratio - 1:.1%} longer" for one in slower
+        f"{one.name}: {beside(one.ratio, least)}, a step {1 / one.ratio - 1:.1%} longer"
+        for one in slower
     ]
     if present and not slower:
         lowest = min(present, key=lambda one: one.ratio)
         figures = [
-            f"lowest ratio of {len(present)}: {lowest.ratio:.4g} ({lowest.name}); "
+            f"lowest ratio of {len(present)}: {beside(lowest.ratio, least)} ({lowest.name}); "
             f"{least:.4g} is allowed"
         ]
     return find(

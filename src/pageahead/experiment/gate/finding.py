@@ -10,7 +10,7 @@ from typing import Literal
 from pageahead.experiment.cells import MATRIX, Cell, Role
 from pageahead.experiment.gate.measured import Collection, Measured
 
-__all__ = ["WIDTHS", "Finding", "Status", "find", "mean_ratio", "of_width", "wanted"]
+__all__ = ["WIDTHS", "Finding", "Status", "beside", "find", "mean_ratio", "of_width", "wanted"]
 
 Status = Literal["passed", "failed", "missing"]
 
@@ -85,6 +85,15 @@ def of_width(cells: Iterable[Measured], optimizer: str) -> list[Measured]:
 def mean_ratio(cells: Sequence[Measured]) -> float:
     """Geometric mean of legacy / candidate. There has to be a cell."""
     return geometric_mean(cell.ratio for cell in cells)
+
+
+def beside(value: float, least: float) -> str:
+    """A figure to four digits, or to as many as tell on which side of the line it is."""
+    for digits in range(4, 17):
+        said = f"{value:.{digits}g}"
+        if (float(said) < least) == (value < least):
+            break
+    return said
 
 
 def needed_cells() -> list[Cell]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pageahead.experiment.gate.finding import WIDTHS, mean_ratio, of_width
+from pageahead.experiment.gate.finding import WIDTHS, beside, mean_ratio, of_width
 from pageahead.experiment.gate.thresholds import Thresholds
 from pageahead.experiment.report.axis import Axis, linear, logarithmic
 from pageahead.experiment.report.rows import Row
@@ -43,6 +43,11 @@ class Mean:
     @property
     def enough(self) -> bool:
         return self.value >= self.least
+
+    @property
+    def said(self) -> str:
+        """As the gate says it."""
+        return beside(self.value, self.least)
 
 
 @dataclass(frozen=True)

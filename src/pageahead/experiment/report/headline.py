@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pageahead.experiment.gate.finding import WIDTHS, Finding
+from pageahead.experiment.gate.finding import WIDTHS, Finding, beside
 from pageahead.experiment.gate.measured import Measured
 from pageahead.experiment.gate.thresholds import Thresholds
 from pageahead.experiment.report.charts import Mean
@@ -72,7 +72,7 @@ def _mean(bits: int, mean: Mean | None, thresholds: Thresholds) -> KeyFigure:
     name, rule = f"{bits}-bit AdamW, geometric mean", f"at least {thresholds.improvement:g}"
     if mean is None:
         return KeyFigure(name, rule, "missing", "open")
-    return KeyFigure(name, rule, f"{mean.value:.4g}", "good" if mean.enough else "bad")
+    return KeyFigure(name, rule, mean.said, "good" if mean.enough else "bad")
 
 
 def _public(cells: Sequence[Measured]) -> KeyFigure:
@@ -89,7 +89,7 @@ def _lowest(what: str, cells: Sequence[Measured], least: float) -> KeyFigure:
     if not cells:
         return KeyFigure(name, rule, "missing", "open")
     lowest = min(one.ratio for one in cells)
-    return KeyFigure(name, rule, f"{lowest:.4g}", "bad" if lowest < least else "good")
+    return KeyFigure(name, rule, beside(lowest, least), "bad" if lowest < least else "good")
 
 
 def _equal(cells: Sequence[Measured]) -> KeyFigure:

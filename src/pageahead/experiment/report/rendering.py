@@ -138,7 +138,6 @@ FILTERS: dict[str, Callable[..., object]] = {
     "fenced": _fenced,
     "heading": _heading,
     "indented": _indented,
-    "mean": "{:.4g}".format,
     "md": _escaped,
     "median": median,
     "moment": _moment,
