@@ -12,7 +12,12 @@ from pageahead.experiment.evidence import (
     Record,
     TrainingRecord,
 )
-from pageahead.experiment.messages import CellRequest, MeasureRequest, PeakRequest
+from pageahead.experiment.messages import (
+    CellRequest,
+    MeasureRequest,
+    PeakRequest,
+    TrainingRequest,
+)
 from pageahead.experiment.training.gpt import shape_for
 
 __all__ = ["Done", "same_conditions"]
@@ -83,7 +88,7 @@ def _answers(record: Measured, request: MeasureRequest) -> bool:
             and [record.arm] == request.strategies
             and record.steps == request.protocol.warmups
         )
-    if isinstance(request, (CellRequest, PeakRequest)):
+    if not isinstance(request, TrainingRequest):
         return False
     found = {arm.arm for group in record.groups for arm in group.arms} | record.left_out.keys()
     return (
