@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import warnings
@@ -100,6 +101,7 @@ def test_managed_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_managed_memory_is_freed() -> None:
     device = torch.device("cuda", 0)
+    gc.collect()  # optimizers of the tests before this one
     before = managed.allocated_bytes(device)
     ours = parameters(SHAPES, torch.float32)
     other = candidate("PagedAdamW", ours, 32, Paging(strategy="lookahead"))
