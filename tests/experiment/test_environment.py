@@ -105,6 +105,14 @@ def test_the_environment_says_what_and_where(monkeypatch) -> None:
     assert "/" not in record.model_dump_json()
 
 
+@pytest.mark.parametrize("job", ["12", None])
+def test_the_environment_has_the_slurm_job(monkeypatch, job) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if job is not None:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    assert describe(identify("cpu"), run="now", argv=[], link=None).slurm_job == job
+
+
 def test_a_gpu_is_described(monkeypatch, tmp_path) -> None:
     properties = SimpleNamespace(name="A GPU", major=9, minor=0, total_memory=1 << 37)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)

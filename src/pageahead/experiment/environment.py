@@ -43,6 +43,7 @@ def describe(
         dirty=dirty,
         source_sha256=source_sha256(PACKAGE),
         link=link,
+        slurm_job=os.environ.get("SLURM_JOB_ID"),
     )
 
 

@@ -105,6 +105,8 @@ class Environment(_Model):
     source_sha256: str
     """Over the package's own Python files, so that a run is tied to its code without git too."""
     link: LinkRecord | None
+    slurm_job: str | None = None
+    """Id of the Slurm job that it was part of; None outside of Slurm."""
 
 
 class Timings(_Model):
