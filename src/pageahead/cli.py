@@ -21,6 +21,7 @@ from pageahead.experiment.oracle.case import CaseError
 from pageahead.experiment.profile.cli import profile
 from pageahead.experiment.report.command import report
 from pageahead.experiment.runner import WorkerError
+from pageahead.experiment.slurm import command as slurm
 from pageahead.experiment.training import cells as training_cells
 from pageahead.experiment.training import command as training
 from pageahead.experiment.training.gpt import shape_for
@@ -36,6 +37,7 @@ app = typer.Typer(
 
 app.command(context_settings=launch.SETTINGS)(launch.run)
 app.command()(profile)
+app.add_typer(slurm.app, name="slurm")
 
 PIPED_WIDTH = 100  # columns, where output goes to no terminal that has a width of its own
 

@@ -24,7 +24,7 @@ from pageahead.experiment.messages import (
     replies,
 )
 
-__all__ = ["WorkerError", "ask"]
+__all__ = ["WorkerError", "ask", "package_environment"]
 
 WORKER = (sys.executable, "-m", "pageahead.experiment.worker")
 SILENCE_SECONDS = 300.0  # far more than the longest phase between two lines of a live worker
@@ -67,7 +67,7 @@ def ask(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=(writing,),
-                env=_environment(),
+                env=package_environment(),
             )
         finally:
             os.close(writing)
@@ -136,8 +136,8 @@ def _post_mortem(status: int, output: BinaryIO) -> str:
     return f"{ended}; last output: {said}" if said else ended
 
 
-def _environment() -> dict[str, str]:
-    """This process's, such that the worker imports the very same package."""
+def package_environment() -> dict[str, str]:
+    """This process's, such that another one imports the very same package."""
     root = str(Path(pageahead.__file__).resolve().parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
