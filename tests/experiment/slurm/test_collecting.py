@@ -197,6 +197,18 @@ def test_a_job_that_slurm_did_not_take_is_a_failed_set_up(folder, said) -> None:
     assert (jobs[1].over, good(jobs)) == (True, False)
 
 
+def test_only_the_last_job_of_an_evidence_file_counts(folder, said) -> None:
+    for record in (STARTED, CHECKED, finished(1)):
+        records.append(folder.journal("7"), record)
+    records.append(folder.jobs, SUBMITTED.model_copy(update={"job": "8"}))
+    for record in (STARTED.model_copy(update={"job": "8"}), CHECKED, finished(0)):
+        records.append(folder.journal("8"), record)
+    said["7"], said["8"] = State("FAILED"), State("COMPLETED")
+    jobs, _, _ = collect(folder)
+    assert [job.ended.outcome for job in jobs] == ["failed", "done"]
+    assert good(jobs)
+
+
 def test_every_record_is_read_as_it_was_written(tmp_path) -> None:
     path = tmp_path / "jobs.jsonl"
     all_of_them = [SUBMITTED, STARTED, CHECKED, WRONG, finished(0)]
