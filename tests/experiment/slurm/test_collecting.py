@@ -92,6 +92,7 @@ def left(folder: Folder, *cells: str) -> None:
             "timed_out",
             "left 1",
         ),
+        ([STARTED, CHECKED, finished(None, None, "-1")], "FAILED", ["a"], "failed", "-1; it left"),
         ([STARTED, CHECKED], "OUT_OF_MEMORY", ["a"], "failed", "killed (Slurm says OUT_OF_MEMORY"),
         ([STARTED, CHECKED, finished(None, "SIGKILL")], "FAILED", [], "failed", "SIGKILL"),
         ([STARTED, CHECKED], None, ["a"], "lost", "left no word; it left 1 measurement"),

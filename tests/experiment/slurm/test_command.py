@@ -340,7 +340,34 @@ def test_a_job_whose_time_is_up_ends_its_command_and_says_so(in_job, interrupted
     with pytest.raises(RuntimeError, match="timed-out"):
         in_job("bench")
     last = records.read(tmp_path / "logs" / "5_journal.jsonl")[0][-1]
-    assert (last.signal, "timed-out" in last.stopped) == ("SIGTERM", True)
+    assert (last.exit_status, "timed-out" in last.stopped) == (None, True)
+
+
+def test_the_signal_of_submitit_does_not_end_the_command_by_itself(in_job, monkeypatch) -> None:
+    handler = signal.getsignal(signal.SIGUSR2)
+    _program(monkeypatch, "import os, signal; os.kill(os.getpid(), signal.SIGUSR2)")
+    assert in_job("bench")[0] == 0
+    assert signal.getsignal(signal.SIGUSR2) == handler
+
+
+def test_a_job_that_is_stopped_as_its_command_ends_does_not_take_that_for_success(
+    in_job, monkeypatch, tmp_path
+) -> None:
+    """A wait that is interrupted after the fact loses the status, and the next one says 0."""
+
+    class Interrupted(POPEN):
+        def wait(self, timeout=None):
+            if timeout is None:
+                os.waitpid(self.pid, 0)
+                raise RuntimeError("Job not requeued because: timed-out")
+            return super().wait(timeout)
+
+    words = [sys.executable, "-c", "raise SystemExit(1)"]
+    monkeypatch.setattr(job.subprocess, "Popen", lambda _, **more: Interrupted(words, **more))
+    with pytest.raises(RuntimeError, match="timed-out"):
+        in_job("bench")
+    last = records.read(tmp_path / "logs" / "5_journal.jsonl")[0][-1]
+    assert (last.exit_status, last.stopped) == (None, "Job not requeued because: timed-out")
 
 
 def test_the_command_of_the_shell_scripts(in_job, monkeypatch, tmp_path) -> None:

@@ -123,7 +123,7 @@ def _outcome(folder: Folder, job: Job, state: State | None, measured: int) -> tu
         return "failed", f"it was killed ({how}); {left}{last}"
     if measured == 0 and finished.exit_status == 2:
         return "setup_failed", f"exit status 2{last}"
-    how = finished.signal or f"exit status {finished.exit_status}"
+    how = finished.signal or finished.stopped or f"exit status {finished.exit_status}"
     return "failed", f"{how}; {left}{last}"
 
 

@@ -29,6 +29,7 @@ from pageahead.experiment.slurm.records import (
 
 __all__ = ["run"]
 
+SUBMITIT_SIGNAL = signal.SIGUSR2
 END_SECONDS = 10.0  # for a command that was told to stop
 
 
@@ -99,17 +100,24 @@ def _command(order: Order, journal: Path) -> int:
 
 
 def _watched(words: list[str], output: TextIO | None, journal: Path) -> int:
-    process = subprocess.Popen(words, stdout=output, env=runner.package_environment())
+    # submitit's signal goes to every process of the job. This one decides what follows from it.
+    before = signal.signal(SUBMITIT_SIGNAL, signal.SIG_IGN)
+    try:
+        process = subprocess.Popen(words, stdout=output, env=runner.package_environment())
+    finally:
+        signal.signal(SUBMITIT_SIGNAL, before)
     stopped: list[str] = []
     try:
         with _passing_on(process, stopped):
-            return process.wait()
+            status = process.wait()
     except BaseException as error:
-        stopped.append(str(error) or type(error).__name__)
         _stop(process)
+        # Not its status: where the exception came between the command's end and the return of
+        # wait(), nobody can tell it any more, and subprocess says 0.
+        _finish(journal, None, [*stopped, str(error) or type(error).__name__])
         raise
-    finally:
-        _finish(journal, process.returncode, stopped)
+    _finish(journal, status, stopped)
+    return status
 
 
 @contextmanager
@@ -136,13 +144,13 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _finish(journal: Path, status: int, stopped: list[str]) -> None:
+def _finish(journal: Path, status: int | None, stopped: list[str]) -> None:
     append(
         journal,
         FinishedRecord(
             time=now(),
-            exit_status=status if status >= 0 else None,
-            signal=signal.Signals(-status).name if status < 0 else None,
+            exit_status=status if status is not None and status >= 0 else None,
+            signal=signal.Signals(-status).name if status is not None and status < 0 else None,
             stopped="; ".join(stopped) or None,
         ),
     )

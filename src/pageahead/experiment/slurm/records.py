@@ -99,7 +99,7 @@ class FinishedRecord(_Model):
     kind: Literal["finished"] = "finished"
     time: str
     exit_status: int | None
-    """None where a signal ended it."""
+    """None where a signal ended it, or where this job stopped it."""
     signal: str | None
     stopped: str | None
     """Why this job stopped it; None if it did not."""
