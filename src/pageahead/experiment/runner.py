@@ -23,6 +23,7 @@ from pageahead.experiment.messages import (
     Progress,
     replies,
 )
+from pageahead.experiment.nursery import Born, Nursery
 
 __all__ = ["WorkerError", "ask", "package_environment"]
 
@@ -31,6 +32,8 @@ SILENCE_SECONDS = 300.0  # far more than the longest phase between two lines of 
 END_SECONDS = 60.0  # for a worker that has answered to end
 OUTPUT_TAIL_BYTES = 2000
 OUTPUT_TAIL_LINES = 3
+
+_nursery = Nursery()
 
 
 class WorkerError(RuntimeError):
@@ -61,14 +64,7 @@ def ask(
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as output:
         try:
-            process = subprocess.Popen(
-                [*command, str(writing), request.model_dump_json()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(writing,),
-                env=package_environment(),
-            )
+            process = _start(command, request.model_dump_json(), writing, output)
         finally:
             os.close(writing)
         try:
@@ -83,12 +79,30 @@ def ask(
         if isinstance(answer, Failure):
             raise WorkerError(answer.reason)
         if answer is None:
-            how = _post_mortem(process.returncode, output)
+            how = _post_mortem(process.wait(), output)
             raise WorkerError(f"worker ended without an answer, {how}")
         if process.returncode != 0:
-            how = _post_mortem(process.returncode, output)
+            how = _post_mortem(process.wait(), output)
             raise WorkerError(f"worker answered, but then ended badly, {how}", answer)
         return answer
+
+
+def _start(
+    command: Sequence[str], request: str, writing: int, output: BinaryIO
+) -> subprocess.Popen[bytes] | Born:
+    environment = package_environment()
+    if command == WORKER:
+        born = _nursery.bear(request, writing, output, environment)
+        if born is not None:
+            return born
+    return subprocess.Popen(
+        [*command, str(writing), request],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        pass_fds=(writing,),
+        env=environment,
+    )
 
 
 def _listen(
