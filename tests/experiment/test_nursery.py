@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -90,15 +91,59 @@ def test_two_at_once_are_not_born(nurse: Nursery) -> None:
 
 
 def test_a_nursery_that_died_is_replaced(nurse: Nursery) -> None:
+    """Its worker has died with it: how that ended, nobody could say."""
     worker, reading = born(nurse, LONG)
+    process = psutil.Process(worker._pid)
     nurse._process.kill()
-    assert worker.wait(60) != 0
-    os.kill(worker._pid, signal.SIGKILL)
+    assert worker.wait(60) == -signal.SIGKILL
+    process.wait(60)
     os.close(reading)
     again, last = born(nurse)
     assert again is not None
     assert len(answers(last)) == 1
     again.wait(60)
+
+
+def test_nothing_is_left_of_a_closed_nursery() -> None:
+    closed = Nursery()
+    worker, reading = born(closed, LONG)
+    process = closed._process
+    alive = psutil.Process(worker._pid)
+    closed.close()
+    assert process.returncode is not None
+    alive.wait(60)
+    os.close(reading)
+
+
+def test_a_worker_ends_with_its_command(nurse: Nursery) -> None:
+    """Even one that says nothing and would not notice."""
+    reading, writing = os.pipe()
+    code = (
+        "import os, sys\n"
+        "from tests.experiment.test_nursery import LONG, Nursery, runner\n"
+        "with open(os.devnull, 'wb') as output:\n"
+        f"    worker = Nursery().bear(LONG.model_dump_json(), {writing}, output, "
+        "runner.package_environment())\n"
+        "print(worker._pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = runner.subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=runner.subprocess.PIPE,
+        stdout=runner.subprocess.PIPE,
+        pass_fds=(writing,),
+        env=runner.package_environment(),
+        cwd=Path(__file__).parents[2],
+    )
+    os.close(writing)
+    worker = psutil.Process(int(command.stdout.readline()))
+    born_by = worker.parent()
+    assert os.read(reading, 1)  # it has begun
+    command.kill()
+    command.communicate()
+    worker.wait(60)
+    born_by.wait(60)
+    os.close(reading)
 
 
 def test_its_exit_status_is_known(nurse: Nursery) -> None:

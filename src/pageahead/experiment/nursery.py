@@ -40,6 +40,7 @@ START_SECONDS = 120.0
 LONGEST_MESSAGE = 1 << 20
 ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
+PR_SET_PDEATHSIG = 1
 FIT, UNFIT = b"fit", b"unfit"
 
 
@@ -116,9 +117,12 @@ class Nursery:
             except OSError:
                 self._end()
                 return None
+            except BaseException:
+                self._end()  # a worker that nobody knows would answer the next request's questions
+                raise
 
     def close(self) -> None:
-        """End the process; its worker goes on."""
+        """End the process, and its worker, if there is one."""
         with self._lock:
             self._end()
 
@@ -156,9 +160,9 @@ class Nursery:
     def _end(self) -> None:
         if self._link is not None:
             self._link.close()
-        if self._process is not None and self._conditions is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.1)
+        if self._process is not None:
+            self._process.kill()  # it has nothing to put in order, and would take seconds for it
+            self._process.wait()
         self._process = self._link = self._last = self._conditions = None
         self._fit = False
 
@@ -178,8 +182,10 @@ def main(arguments: list[str]) -> int:
         if not text:
             return 0
         channel, output = descriptors
+        nursery = os.getpid()
         worker = os.fork()
         if worker == 0:
+            _end_with(nursery)
             link.close()
             for standard in (1, 2):
                 os.dup2(output, standard)
@@ -190,9 +196,32 @@ def main(arguments: list[str]) -> int:
         os.close(channel)
         os.close(output)
         link.send(str(worker).encode())
-        _, status = os.waitpid(worker, 0)
         with suppress(OSError):  # nobody wants to know any more
-            link.send(str(os.waitstatus_to_exitcode(status)).encode())
+            link.send(str(_status(worker, link)).encode())
+
+
+def _status(worker: int, link: socket.socket) -> int:
+    """How a worker ended, negative for a signal. It is ended if the other end of `link` is."""
+    with suppress(AttributeError, OSError):  # before Linux 5.3 it ends when it next says something
+        ending = os.pidfd_open(worker)
+        try:
+            ready, _, _ = select.select([ending, link.fileno()], [], [])
+        finally:
+            os.close(ending)
+        if ending not in ready:  # nothing is asked before the answer is there
+            os.kill(worker, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+
+
+def _end_with(parent: int) -> None:
+    """Let the end of `parent`, which forked this process, end this one too, where there is Linux.
+
+    Nobody would be left to say how this one ends.
+    """
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def cuda_is_untouched() -> bool:
