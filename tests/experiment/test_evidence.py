@@ -14,7 +14,7 @@ from pageahead.experiment.evidence import (
     read_all,
 )
 from pageahead.experiment.protocol import Sample
-from tests.experiment.support import RUN, cell, environment
+from tests.experiment.support import RUN, cell, environment, peak
 
 
 def test_records_come_back_as_they_were(tmp_path) -> None:
@@ -48,6 +48,17 @@ def test_two_runs_share_a_file(tmp_path) -> None:
         (lambda line: line.replace('"seed":1', '"seed":"one"'), "integer"),
         (lambda line: line.replace('"seed":1', '"seed":1,"host":"x"'), "Extra inputs"),
         (lambda line: json.dumps({"kind": "cell"}), "Field required"),
+        (lambda line: line.replace("[55.0]", "[]"), "at least 1 item"),
+        (lambda line: line.replace("[55.0]", "[0.0]"), "greater than 0"),
+        (lambda line: line.replace("[55.0]", "[Infinity]"), "finite number"),
+        (
+            lambda line: (
+                peak("adamw8/8x1Mi", "legacy", driver_peak=1)
+                .model_dump_json()
+                .replace('"driver_peak":1', '"driver_peak":0')
+            ),
+            "greater than 0",
+        ),
     ],
 )
 def test_a_corrupt_line_is_named_by_its_number(tmp_path, corrupt, said) -> None:

@@ -80,6 +80,13 @@ def test_a_range_of_few_rounds_decides_nothing() -> None:
     assert range_verdict(5, 1.2, 1.4).name == "UNDECIDED"
 
 
+def test_any_number_of_rounds_can_be_judged() -> None:
+    many = verdict([1.1, 1.2] * 700)
+    assert (many.name, many.low, many.high) == ("FASTER", 1.1, 1.2)
+    assert many.confidence == pytest.approx(CONFIDENCE, abs=0.01)
+    assert range_verdict(10**400, 1.1, 1.2).name == "FASTER"
+
+
 @pytest.mark.parametrize("bad", [[], [1.0, 0.0], [float("nan")], [float("inf")], [-1.0]])
 def test_what_is_no_ratio_is_refused(bad) -> None:
     with pytest.raises(ValueError, match="positive numbers"):

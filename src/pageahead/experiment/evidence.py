@@ -57,12 +57,16 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
+Speeds = Annotated[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)]
+
+
 class LinkRecord(_Model):
     """Bandwidth of page-locked copies in GB/s (1e9 bytes), one figure per sample."""
 
-    to_device: list[float]
-    to_host: list[float]
-    duplex: list[float]
+    to_device: Speeds
+    to_host: Speeds
+    duplex: Speeds
     """Each way, with both directions busy."""
 
     @property
@@ -307,13 +311,13 @@ class PeakRecord(_Model):
     steps: int
     samples: int
     """How often the driver was asked, by a thread beside the steps and after each step."""
-    driver_before: int
+    driver_before: Bytes
     """What the driver said was taken of the GPU, by anybody, before the first parameter."""
-    driver_peak: int
+    driver_peak: Annotated[Bytes, Field(gt=0)]
     """The most that it said was taken since."""
-    torch_peak: int
+    torch_peak: Bytes
     """PyTorch's ``max_memory_allocated``, which does not know of managed memory."""
-    staging: int
+    staging: Bytes
     """Of the driver's figure: the ring of device buffers; 0 where there is none."""
 
 

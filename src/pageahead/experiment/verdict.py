@@ -40,6 +40,7 @@ Name = Literal["FASTER", "SLOWER", "SAME", "UNDECIDED"]
 CONFIDENCE = 0.95
 SAME_WITHIN = 0.01
 FEWEST_ROUNDS = 6
+MANY_ROUNDS = 100  # more do not change the confidence of their range, to any digit
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ def range_verdict(rounds: int, low: float, high: float) -> Verdict:
 
     With more than 8 rounds the range is wider than the interval would be, never narrower.
     """
-    if _rank(rounds)[0] == 0:
+    if rounds < FEWEST_ROUNDS:
         return Verdict("UNDECIDED", low, high, 0.0)
-    return judged(low, high, 1 - 2 * _missed(rounds, 1))
+    return judged(low, high, 1 - 2 * _missed(min(rounds, MANY_ROUNDS), 1))
 
 
 def _rank(count: int) -> tuple[int, float]:
@@ -108,4 +109,4 @@ def _rank(count: int) -> tuple[int, float]:
 
 def _missed(count: int, rank: int) -> float:
     """Chance that fewer than `rank` of `count` are below the median."""
-    return sum(comb(count, below) for below in range(rank)) / float(2**count)
+    return sum(comb(count, below) for below in range(rank)) / (1 << count)

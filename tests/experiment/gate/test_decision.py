@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pageahead.experiment.cells import CELLS
@@ -337,6 +339,25 @@ def test_cells_outside_the_matrix_decide_nothing() -> None:
     decision = judged([*GOOD, other])
     assert decision.verdict == "GO"
     assert list(decision.notes) == ["measured, but no part of the gate: adamw8/32x8Mi"]
+
+
+@pytest.mark.parametrize(
+    "legacy",
+    [{"timings": timings(1e308)}, {"resident": timings(1.0, rounds=0)}],
+    ids=["a ratio that is infinite", "no step on resident state"],
+)
+def test_a_cell_that_cannot_be_computed_with_is_missing(legacy) -> None:
+    old = record(CELLS["adamw8/8x1Mi"], 1.155)
+    broken = old.model_copy(update={"legacy": old.legacy.model_copy(update=legacy)})
+    decision = judged(with_cell("adamw8/8x1Mi", broken))
+    assert decision.verdict == "INCOMPLETE"
+    assert any("its times cannot be used" in one for one in finding(decision, "2").missing)
+
+
+def test_a_cell_of_more_rounds_than_there_can_be_is_missing() -> None:
+    old = record(CELLS["adamw8/8x1Mi"], 1.155)
+    broken = old.model_copy(update={"protocol": replace(old.protocol, rounds=10**30)})
+    assert judged(with_cell("adamw8/8x1Mi", broken)).verdict == "INCOMPLETE"
 
 
 def test_other_code_and_changed_code_are_said() -> None:

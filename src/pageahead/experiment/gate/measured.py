@@ -128,9 +128,14 @@ def collect(evidence: Evidence, strategy: str, thresholds: Thresholds) -> Collec
             if reason is not None:
                 incomplete[record.cell] = reason
                 continue
+            try:
+                measured = of_rounds(record, candidate, profiled.get(record.cell))
+            except (ArithmeticError, ValueError) as error:
+                incomplete[record.cell] = f"its times cannot be used: {error}"
+                continue
             if record.cell in found:
                 repeated.append(record.cell)
-            found[record.cell] = of_rounds(record, candidate, profiled.get(record.cell))
+            found[record.cell] = measured
     return Collection(
         found,
         {name: reason for name, reason in incomplete.items() if name not in found},
@@ -147,6 +152,7 @@ def of_rounds(
 
     Raises:
         ValueError: there are no rounds, or a time is not a positive number.
+        ArithmeticError: numbers are too large or too small to compute with.
     """
     cell = CELLS[record.cell]
     legacy, ours = record.legacy.timings, candidate.timings
@@ -258,7 +264,7 @@ def _why_untimed(timings: Timings, rounds: int, repetitions: int) -> str | None:
         values: list[list[float]] | None = getattr(timings, name)
         if values is None:
             return f"no {name}"
-        if [len(one) for one in values] != [repetitions] * rounds:
+        if len(values) != rounds or any(len(one) != repetitions for one in values):
             return f"{name} has not {rounds} rounds of {repetitions}"
         if not all(isfinite(value) for one in values for value in one):
             return f"{name} has a value that is no number"

@@ -139,5 +139,5 @@ def _uncounted(record: CellRecord, candidate: CandidateRecord) -> tuple[Measured
         return None, "a cell that this version does not know"
     try:
         return of_rounds(record, candidate), ""
-    except (ValueError, ZeroDivisionError) as error:
+    except (ArithmeticError, ValueError) as error:
         return None, f"its times cannot be used: {error}"
