@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pageahead
 from pageahead import cli
 from pageahead.experiment import bench
 from pageahead.experiment.cells import PRESETS
+from pageahead.experiment.oracle import command as oracle
 from pageahead.experiment.runner import WorkerError
 from pageahead.experiment.training import cells as training_cells
 from pageahead.experiment.training import command as training
@@ -109,6 +111,19 @@ def test_bad_arguments_list_the_good_ones(options, arguments, said) -> None:
 def test_a_run_with_a_failure_or_a_difference_ends_with_1(monkeypatch) -> None:
     monkeypatch.setattr(bench, "run", lambda options, output, log: False)
     assert run(cli.app, ["bench"]).exit_code == 1
+
+
+@pytest.mark.parametrize(("command", "module"), [("bench", bench), ("verify", oracle)])
+def test_a_full_disk_is_said_with_the_file(command, module, monkeypatch, tmp_path) -> None:
+    out = tmp_path / "run.jsonl"
+
+    def write(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device", str(out))
+
+    monkeypatch.setattr(module, "run", write)
+    result = run(cli.app, [command, "--out", str(out)])
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: [Errno 28] No space left on device: '{out}'\n"
 
 
 def test_a_device_that_is_not_there_ends_with_2_and_says_so(monkeypatch) -> None:

@@ -199,6 +199,9 @@ def bench(
     except WorkerError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
+    except OSError as error:  # a disk that is full: what was written before is kept
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
     raise typer.Exit(0 if good else 1)
 
 
@@ -299,6 +302,9 @@ def verify(
     except IdentityError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
+    except OSError as error:  # a disk that is full: what was written before is kept
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
     raise typer.Exit(0 if good else 1)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +14,10 @@ from pageahead.experiment.evidence import (
     read,
     read_all,
 )
+from pageahead.experiment.oracle import records as oracle
 from pageahead.experiment.protocol import Sample
 from tests.experiment.support import RUN, cell, environment, peak
+from tests.processes import finished, python
 
 
 def test_records_come_back_as_they_were(tmp_path) -> None:
@@ -95,6 +98,23 @@ def test_after_half_a_line_a_record_begins_on_its_own(tmp_path) -> None:
     assert records == [environment(), cell()]
     assert len(problems) == 1
     assert "line 2" in problems[0]
+
+
+@pytest.mark.parametrize("append", [append, oracle.append])
+def test_where_it_cannot_be_written_the_file_is_named(append, tmp_path) -> None:
+    """Python does not name it where it is the disk that is full."""
+    full = tmp_path / "run.jsonl"
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        f"from {append.__module__} import append\n"
+        "from tests.experiment.support import environment\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "append(Path(sys.argv[1]), environment())"
+    )
+    done = finished(python("-c", code, str(full), folder=Path(__file__).parents[2]))
+    assert f"OSError: [Errno 27] File too large: '{full}'" in done.stderr
+    append(full, environment())
+    assert read_all(full)[0] == [environment()]
 
 
 def test_timings_keep_rounds_apart_and_know_whether_there_were_events() -> None:

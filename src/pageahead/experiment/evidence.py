@@ -392,17 +392,23 @@ Record = (
 _adapter: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 
-def append(path: Path, record: Record) -> None:
+def append(path: Path, record: BaseModel) -> None:
     """Add one line to the file at `path`, which is made if need be.
 
     Where a killed run left half a line, the record begins on a line of its own.
+
+    Raises:
+        OSError: it cannot be written; the error has the file's name.
     """
-    with path.open("ab+") as file:
-        torn = False
-        if file.seek(0, os.SEEK_END) > 0:
-            file.seek(-1, os.SEEK_END)
-            torn = file.read(1) != b"\n"
-        file.write(b"\n" * torn + record.model_dump_json().encode() + b"\n")
+    try:
+        with path.open("ab+") as file:
+            torn = False
+            if file.seek(0, os.SEEK_END) > 0:
+                file.seek(-1, os.SEEK_END)
+                torn = file.read(1) != b"\n"
+            file.write(b"\n" * torn + record.model_dump_json().encode() + b"\n")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def read(path: Path) -> list[Record]:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from pageahead.experiment.evidence import Environment, PathSummary
+from pageahead.experiment.evidence import Environment, PathSummary, append
 
 __all__ = [
     "CellRecord",
@@ -177,12 +177,6 @@ class SourceRecord(_Model):
 
 Record = Environment | ExcludedRecord | CellRecord | FailureRecord | SummaryRecord | SourceRecord
 _adapter: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
-
-
-def append(path: Path, record: Record) -> None:
-    """Add one line to the file at `path`, which is made if need be."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(record.model_dump_json() + "\n")
 
 
 def read(path: Path) -> list[Record]:

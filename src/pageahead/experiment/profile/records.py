@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -54,8 +54,8 @@ class ProfileRecord(_Model):
     untraced_ms: list[float]
     """Wall times of as many steps after those, with nobody listening: what tracing costs. Empty
     where another profiler listened."""
-    driver_peak: int | None
+    driver_peak: Annotated[int, Field(ge=0, lt=1 << 63)] | None
     """The most that was taken of the GPU, by anybody, after any step, the collector's own buffers
     included; None where nobody asked."""
-    torch_peak: int | None
+    torch_peak: Annotated[int, Field(ge=0, lt=1 << 63)] | None
     """PyTorch's ``max_memory_allocated``, which does not know of managed memory."""
