@@ -120,6 +120,7 @@ def test_a_worker_ends_with_its_command(nurse: Nursery) -> None:
     reading, writing = os.pipe()
     code = (
         "import os, sys\n"
+        f"sys.path.append({str(Path(__file__).parents[2])!r})\n"
         "from tests.experiment.test_nursery import LONG, Nursery, runner\n"
         "with open(os.devnull, 'wb') as output:\n"
         f"    worker = Nursery().bear(LONG.model_dump_json(), {writing}, output, "
@@ -133,7 +134,6 @@ def test_a_worker_ends_with_its_command(nurse: Nursery) -> None:
         stdout=runner.subprocess.PIPE,
         pass_fds=(writing,),
         env=runner.package_environment(),
-        cwd=Path(__file__).parents[2],
     )
     os.close(writing)
     worker = psutil.Process(int(command.stdout.readline()))

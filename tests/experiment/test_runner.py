@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from pageahead.experiment.messages import CellRequest, Progress
+from pageahead.experiment import runner
+from pageahead.experiment.evidence import Environment
+from pageahead.experiment.messages import CellRequest, ProbeRequest, Progress
 from pageahead.experiment.protocol import Protocol
 from pageahead.experiment.runner import WorkerError, ask
 from tests.experiment.support import cell
@@ -41,6 +43,18 @@ def test_the_answer_and_the_progress_before_it_arrive() -> None:
     )
     assert ask(REQUEST, heard.append, command=worker(script)) == answer
     assert [(one.phase, one.steps) for one in heard] == [("warming up", 1), ("measuring", 2)]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 cannot be told")
+@pytest.mark.parametrize("forked", [True, False])
+def test_what_lies_in_the_working_directory_is_not_imported(forked, tmp_path, monkeypatch) -> None:
+    for name in ("pageahead.py", "queue.py"):
+        (tmp_path / name).write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    if not forked:
+        monkeypatch.setattr(runner._nursery, "bear", lambda *_: None)
+    probe = ProbeRequest(run="now", argv=[], device="cpu")
+    assert isinstance(ask(probe, lambda progress: None), Environment)
 
 
 def test_a_failure_is_the_reason() -> None:

@@ -151,7 +151,10 @@ def _post_mortem(status: int, output: BinaryIO) -> str:
 
 
 def package_environment() -> dict[str, str]:
-    """This process's, such that another one imports the very same package."""
+    """This process's, such that another one imports the very same package.
+
+    Nor, from Python 3.11 on, anything that happens to lie in the working directory.
+    """
     root = str(Path(pageahead.__file__).resolve().parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
