@@ -14,6 +14,7 @@ OTHERS = {
     "'AcceleratedOptimizer' object has no attribute 'routes'",
     "CUDA out of memory",
     "Failed to load CPU gemm_4bit_forward",
+    "Method 'cget_managed_ptr' not available",
     "an illegal memory access was encountered",
     "Error … in file … ops.cu",
 }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pageahead.memory.layout import (
@@ -182,6 +182,7 @@ def test_after_counts_every_repeated_parameter_of_a_chunk() -> None:
     assert [chunk.after for chunk in chunks] == [None, None, None, None, 2]
 
 
+@example([StateShape(4609, ((1, 2), (2, 4), (2, 4))), StateShape(1, ((1, 1),))], 8192)
 @given(st.lists(shapes, min_size=2, max_size=8), st.integers(8 * 1024, 60_000))
 @settings(max_examples=100, deadline=None)
 def test_parameters_share_a_chunk_as_long_as_it_is_below_the_target(
@@ -190,6 +191,9 @@ def test_parameters_share_a_chunk_as_long_as_it_is_below_the_target(
     items = [Item(identity, shape, 0) for identity, shape in enumerate(found)]
     chunks = cut(items, target=target, limit=10 * target)
     for one, other in itertools.pairwise(chunks):
+        last = one.slices[-1]
+        if last.stop - last.start < items[last.item].state.numel:
+            continue  # the end of a parameter that was cut stays alone
         following = items[other.slices[0].item].state
         whole = pack(following, following.numel)[1]
         assert one.nbytes + whole > target or whole > 10 * target
