@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pageahead import launch
+from pageahead import launch, terminal
 from pageahead._version import __version__
 from pageahead.experiment import bench as experiment
 from pageahead.experiment.cells import PRESETS, UnknownCellError, select
@@ -38,8 +37,6 @@ app = typer.Typer(
 app.command(context_settings=launch.SETTINGS)(launch.run)
 app.command()(profile)
 app.add_typer(slurm.app, name="slurm")
-
-PIPED_WIDTH = 100  # columns, where output goes to no terminal that has a width of its own
 
 
 class PresetName(str, Enum):
@@ -150,7 +147,7 @@ def bench(
 
     The exit status is 0 if every cell was measured and equal, 1 if not, 2 if nothing was measured.
     """
-    output = _console()
+    output = terminal.console()
     if list_cells:
         output.print(experiment.show_cells())
         output.print(training.show_cells())
@@ -290,11 +287,13 @@ def verify(
     )
     try:
         if list_cells:
-            oracle.show_cells(oracle.choose(options, oracle.device_type(device.value)), _console())
+            oracle.show_cells(
+                oracle.choose(options, oracle.device_type(device.value)), terminal.console()
+            )
             return
         if out is not None:
             _check_writable(out)
-        good = oracle.run(options, _console(), Console(stderr=True))
+        good = oracle.run(options, terminal.console(), Console(stderr=True))
     except UnknownCellError as error:
         raise typer.BadParameter(str(error), param_hint="--select") from None
     except CaseError as error:
@@ -331,7 +330,7 @@ def gate(
     from pageahead.experiment.gate import command
 
     try:
-        verdict = command.run(evidence, strategy and strategy.value, _console())
+        verdict = command.run(evidence, strategy and strategy.value, terminal.console())
     except (OSError, command.EvidenceError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
@@ -366,20 +365,13 @@ def doctor(
     if as_json:
         typer.echo(found.model_dump_json(indent=1))
     else:
-        command.show(found, _console())
+        command.show(found, terminal.console())
     raise typer.Exit(0 if found.healthy else 1)
 
 
 def main() -> None:
     """Entry point of every command but `run`."""
     app(prog_name="pageahead")
-
-
-def _console() -> Console:
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        return Console(width=PIPED_WIDTH)
-    return console
 
 
 def _out_argv(out: Path | None) -> list[str]:

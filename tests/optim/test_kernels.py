@@ -83,7 +83,7 @@ def test_the_arguments_are_those_of_the_operator(
     parameter, gradient = (torch.zeros(NUMEL, dtype=dtype) for _ in range(2))
     views = views_of(name, bits, *part)
     third = update._third_moment(name, CONFIG, 7)
-    assert update._launched(name, gradient, parameter, views, CONFIG, 7, *third)
+    assert kernels.launched(name, gradient, parameter, views, CONFIG, 7, *third)
 
     monkeypatch.setattr(
         update,
@@ -111,7 +111,7 @@ def test_what_needs_more_than_a_call_is_left_to_the_operator(
     limited = {**CONFIG, "max_unorm": 1.0}
     for name, bits, config in (("adam", 32, limited), ("ademamix", 8, CONFIG)):
         views = views_of(name, bits, 0, NUMEL)
-        assert not update._launched(name, *tensors, views, config, 1, 0.0, 0.0)
+        assert not kernels.launched(name, *tensors, views, config, 1, 0.0, 0.0)
     assert not any(recorder.calls for recorder in recorders)
 
 
@@ -136,6 +136,6 @@ def test_a_learning_rate_may_be_a_tensor(operators: Any, monkeypatch: pytest.Mon
     recorder = Recorder(monkeypatch, operators, "lion", 8)
     config = {**CONFIG, "lr": torch.tensor(0.25)}
     views = views_of("lion", 8, 0, NUMEL)
-    assert update._launched("lion", *(torch.zeros(NUMEL),) * 2, views, config, 1, 0.0, 0.0)
+    assert kernels.launched("lion", *(torch.zeros(NUMEL),) * 2, views, config, 1, 0.0, 0.0)
     ((_, arguments),) = recorder.calls
     assert 0.25 in arguments

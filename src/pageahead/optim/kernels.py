@@ -22,7 +22,7 @@ from pageahead.optim.compat import is_tested
 if TYPE_CHECKING:
     from pageahead.optim.update import StateViews
 
-__all__ = ["SIGNATURE_8BIT", "SIGNATURE_32BIT", "kernel", "launch_8bit", "launch_32bit"]
+__all__ = ["SIGNATURE_8BIT", "SIGNATURE_32BIT", "kernel", "launched"]
 
 _address, _float, _int, _bool = ctypes.c_void_p, ctypes.c_float, ctypes.c_int32, ctypes.c_bool
 
@@ -72,8 +72,8 @@ def _address_of(function: Any) -> int | None:
         return None
 
 
-def launch_32bit(
-    function: Callable[..., None],
+def launched(
+    name: str,
     gradient: torch.Tensor,
     parameter: torch.Tensor,
     views: StateViews,
@@ -81,74 +81,43 @@ def launch_32bit(
     step: int,
     beta3: float,
     alpha: float,
-) -> None:
-    """Launch a 32-bit update without a limit on its norm, on the current GPU's default stream.
+) -> bool:
+    """Launch an update on the current GPU's default stream, if it is one that takes only a call.
 
     Args:
-        function: from `kernel`.
-        gradient, parameter: whole; the slice is the one of `views`.
+        name: bitsandbytes' ``optimizer_name``.
+        gradient, parameter: whole and contiguous; the slice is the one of `views`.
         views: its state.
         config: bitsandbytes' hyperparameters.
         step: the number of the update, from 1.
         beta3, alpha: AdEMAMix's; 0 for the others.
+
+    Returns:
+        Whether it was launched; if not, it is for bitsandbytes' operator.
     """
-    first, second = views.addresses[:2]
+    wide = views.absmax1 is None
+    # A limited norm is computed first, and AdEMAMix's 8-bit kernel wants whole blocks.
+    if config["max_unorm"] > 0.0 if wide else name == "ademamix":
+        return False
+    function = kernel(name, 32 if wide else 8, gradient.dtype)
+    if function is None:
+        return False
+    state1, state2, qmap1, qmap2, absmax1, absmax2 = views.addresses
     start = views.start
-    betas = config["betas"]
-    function(
-        gradient.data_ptr() + start * gradient.itemsize,
-        parameter.data_ptr() + start * parameter.itemsize,
-        first,
-        second,
-        None,
-        config["max_unorm"],
-        0.0,
-        betas[0],
-        betas[1],
-        beta3,
-        alpha,
-        config["eps"],
-        config["weight_decay"],
-        step,
-        config["lr"],
-        1.0,
-        config["skip_zeros"],
-        views.stop - start,
-    )
-
-
-def launch_8bit(
-    function: Callable[..., None],
-    gradient: torch.Tensor,
-    parameter: torch.Tensor,
-    views: StateViews,
-    config: Mapping[str, Any],
-    step: int,
-    beta3: float,
-    alpha: float,
-) -> None:
-    """Launch an 8-bit update; see `launch_32bit` for the arguments."""
-    first, second, qmap1, qmap2, absmax1, absmax2 = views.addresses
-    start = views.start
-    betas = config["betas"]
-    function(
-        parameter.data_ptr() + start * parameter.itemsize,
-        gradient.data_ptr() + start * gradient.itemsize,
-        first,
-        second,
-        betas[0],
-        betas[1],
-        beta3,
-        alpha,
-        config["eps"],
-        step,
-        config["lr"],
-        qmap1,
-        qmap2,
-        absmax1,
-        absmax2,
-        config["weight_decay"],
-        1.0,
-        config["skip_zeros"],
-        views.stop - start,
-    )
+    count = views.stop - start
+    g = gradient.data_ptr() + start * gradient.itemsize
+    p = parameter.data_ptr() + start * parameter.itemsize
+    beta1, beta2 = config["betas"][:2]
+    eps, decay, lr = config["eps"], config["weight_decay"], config["lr"]
+    skip_zeros = config["skip_zeros"]
+    if wide:
+        function(
+            *(g, p, state1, state2, None, config["max_unorm"], 0.0),
+            *(beta1, beta2, beta3, alpha, eps, decay, step, lr, 1.0, skip_zeros, count),
+        )
+    else:
+        function(
+            *(p, g, state1, state2, beta1, beta2, beta3, alpha, eps, step, lr),
+            *(qmap1, qmap2, absmax1, absmax2, decay, 1.0, skip_zeros, count),
+        )
+    return True

@@ -19,7 +19,7 @@ import torch
 from pageahead.device.managed import on_device
 from pageahead.memory.layout import BLOCK
 from pageahead.optim.active import Active
-from pageahead.optim.kernels import kernel, launch_8bit, launch_32bit
+from pageahead.optim.kernels import launched
 from pageahead.optim.sharded import local
 
 __all__ = ["MAX_LAUNCH", "StateViews", "launch"]
@@ -82,7 +82,7 @@ def launch(name: str, active: Active, views: StateViews) -> None:
     if active.sharded:
         parameter, gradient = local(parameter), local(gradient)
     beta3, alpha = _third_moment(name, config, step)
-    if gradient.is_cuda and _launched(name, gradient, parameter, views, config, step, beta3, alpha):
+    if gradient.is_cuda and launched(name, gradient, parameter, views, config, step, beta3, alpha):
         return
     if not views.whole:
         parameter = parameter.detach().view(-1)[views.start : views.stop]
@@ -93,30 +93,6 @@ def launch(name: str, active: Active, views: StateViews) -> None:
         _update_ademamix_8bit_cuda(gradient, parameter, views, config, step, beta3, alpha)
     else:
         _update_8bit(name, gradient, parameter, views, config, step, beta3, alpha)
-
-
-def _launched(
-    name: str,
-    gradient: torch.Tensor,
-    parameter: torch.Tensor,
-    views: StateViews,
-    config: Mapping[str, Any],
-    step: int,
-    beta3: float,
-    alpha: float,
-) -> bool:
-    """Launch at the C function, if this update is one of those that need nothing else."""
-    if views.absmax1 is None:
-        function = kernel(name, 32, gradient.dtype)
-        if function is None or config["max_unorm"] > 0.0:
-            return False
-        launch_32bit(function, gradient, parameter, views, config, step, beta3, alpha)
-        return True
-    function = kernel(name, 8, gradient.dtype)
-    if function is None or name == "ademamix":
-        return False
-    launch_8bit(function, gradient, parameter, views, config, step, beta3, alpha)
-    return True
 
 
 @cache

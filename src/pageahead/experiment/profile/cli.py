@@ -10,11 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pageahead import terminal
 from pageahead.experiment.cells import UnknownCellError, cell_named
 
 __all__ = ["profile"]
-
-PIPED_WIDTH = 100  # columns, where output goes to no terminal that has a width of its own
 
 
 class Candidate(str, Enum):
@@ -116,18 +115,11 @@ def profile(
         argv=argv,
     )
     try:
-        good = command.run(options, _console(), Console(stderr=True))
+        good = command.run(options, terminal.console(), Console(stderr=True))
     except (ProfileError, WorkerError, OSError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
     raise typer.Exit(0 if good else 1)
-
-
-def _console() -> Console:
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        return Console(width=PIPED_WIDTH)
-    return console
 
 
 def _check_writable(path: Path | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from pageahead import terminal
 from pageahead.experiment.slurm import collecting, job, states, submitting, table
 from pageahead.experiment.slurm.asked import OptionError, merged, parse_kind, sbatch_options
 from pageahead.experiment.slurm.folder import COMMANDS, Folder, Job, Order
@@ -27,7 +27,6 @@ app = typer.Typer(
 SETTINGS = {"allow_interspersed_args": False}
 """What comes after the command is the command's."""
 FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 1.0, 30.0  # the controller has others to answer, too
-PIPED_WIDTH = 100
 
 FolderArgument = Annotated[
     Path, typer.Argument(metavar="FOLDER", file_okay=False, help="As given to submit.")
@@ -110,7 +109,7 @@ def submit(
     The exit status is 2 if a job could not be submitted; with --wait 1 if one did not do all of
     its work; else 0.
     """
-    console = _console()
+    console = terminal.console()
     where = Folder(folder.absolute())
     _check(context, command)
     common = {"time": limit, "partition": partition, "account": account, "qos": qos}
@@ -155,7 +154,7 @@ def status(folder: FolderArgument) -> None:
         said = collecting.live(jobs)
     except SlurmError as error:
         typer.echo(f"Slurm cannot be asked: {error}", err=True)
-    _show(Folder(folder.absolute()), jobs, said, problems, _console())
+    _show(Folder(folder.absolute()), jobs, said, problems, terminal.console())
 
 
 @app.command()
@@ -171,7 +170,7 @@ def collect(
     while one waits or runs), 2 if Slurm cannot be asked or there are no jobs.
     """
     where = Folder(folder.absolute())
-    console = _console()
+    console = terminal.console()
     if not where.read()[0]:
         raise _failure(f"no jobs in {folder}")
     if wait:
@@ -310,10 +309,3 @@ def _known(words: list[str]) -> None:
 def _failure(error: object) -> typer.Exit:
     typer.echo(f"Error: {error}", err=True)
     return typer.Exit(2)
-
-
-def _console() -> Console:
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        return Console(width=PIPED_WIDTH)
-    return console
