@@ -37,6 +37,7 @@ sys.stdin.read()
 @pytest.fixture(autouse=True)
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A launch of 4 ranks on a host with 10 GiB free; its folder."""
+    gc.collect()  # arenas of earlier tests would be given back in the middle of this one
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
