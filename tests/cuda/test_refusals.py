@@ -123,7 +123,7 @@ def test_max_unorm_needs_a_budget() -> None:
     ours = parameters(SHAPES, torch.float32)
     _assign(ours, 0)
     before = [p.detach().clone() for p in ours]
-    refused = pageahead.PagedAdamW(ours, args=MockArgs(settings))
+    refused = pageahead.PagedAdamW(ours, args=MockArgs(settings), paging=Paging(hbm_budget=0))
     with pytest.raises(ValueError, match="max_unorm"):
         refused.step()
     assert all(torch.equal(p, q) for p, q in zip(before, ours, strict=True))

@@ -53,7 +53,8 @@ def paging_step() -> ProfiledStep:
             at += 37_500
         found += [kernel(at, at + 50 * US), synchronized(at - 600 * US, at + 50 * US)]
         at += 250 * US
-    return step(found, at)
+    found.append(synchronized(at, at + 5 * US))  # the measurement's own
+    return step(found, at, at + 5 * US)
 
 
 def streaming_step() -> ProfiledStep:

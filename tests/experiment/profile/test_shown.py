@@ -70,7 +70,7 @@ def test_all_activities_of_all_steps_are_in_it_and_steps_begin_together() -> Non
         by_name[event["name"]].append(event["ts"])
     assert set(by_name) == {"step 0", "step 1", "step 2"}
     assert all(len(set(begins)) == 1 for begins in by_name.values())
-    assert steps[1]["ts"] == 6800 + trace.PAUSE_US  # the longer of both
+    assert steps[1]["ts"] == 6805 + trace.PAUSE_US  # the longer of both
     moved = sum(event["args"].get("bytes", 0) for event in events if event["pid"] == 1)
     assert moved == 3 * 2 * 256 * MIB
 

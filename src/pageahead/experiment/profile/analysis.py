@@ -55,7 +55,8 @@ class Figures:
             to be `wall_ms`.
         after_ms: how long the device was busy after the step had returned.
         gpu_faults, cpu_faults: page faults; the GPU's as groups, as the driver counts them.
-        device_synchronizations, stream_synchronizations, event_synchronizations: of the host.
+        device_synchronizations, stream_synchronizations, event_synchronizations: of the host, until
+            the step returned.
         waits: of streams, for events.
         prefetches: migration requests.
         launches: kernels that the host launched.
@@ -170,11 +171,11 @@ def figures(step: ProfiledStep) -> Figures:
         host_ms=length(intersection(idle, calls)) / NS,
         accounted_ms=accounted / NS,
         after_ms=length(clipped(busy, step.returned, max(step.returned, step.settled))) / NS,
-        gpu_faults=_count(step, "fault", "gpu"),
-        cpu_faults=_count(step, "fault", "cpu"),
-        device_synchronizations=_count(step, "synchronization", "device"),
-        stream_synchronizations=_count(step, "synchronization", "stream"),
-        event_synchronizations=_count(step, "synchronization", "event"),
+        gpu_faults=_faults(step, "gpu"),
+        cpu_faults=_faults(step, "cpu"),
+        device_synchronizations=len(synchronizations(step, "device")),
+        stream_synchronizations=len(synchronizations(step, "stream")),
+        event_synchronizations=len(synchronizations(step, "event")),
         waits=sum(one.kind == "wait" for one in step.activities),
         prefetches=_calls(step, "cudaMemPrefetch"),
         launches=_calls(step, "cudaLaunchKernel") + _calls(step, "cudaLaunchCooperativeKernel"),
@@ -251,9 +252,22 @@ def _bytes(activities: Sequence[Activity], which: Lane) -> int:
     return sum(one.nbytes for one in activities if lane(one) == which)
 
 
-def _count(step: ProfiledStep, kind: str, name: str) -> int:
-    found = [one for one in step.activities if one.kind == kind and one.name == name]
-    return sum(one.faults for one in found) if kind == "fault" else len(found)
+def synchronizations(step: ProfiledStep, what: str) -> list[Activity]:
+    """Times the step made the host wait; not the measurement's own wait after it had returned.
+
+    Args:
+        step: what was recorded.
+        what: ``"device"``, ``"stream"`` or ``"event"``.
+    """
+    return [
+        one
+        for one in step.activities
+        if one.kind == "synchronization" and one.name == what and one.start < step.returned
+    ]
+
+
+def _faults(step: ProfiledStep, name: str) -> int:
+    return sum(one.faults for one in step.activities if one.kind == "fault" and one.name == name)
 
 
 def _calls(step: ProfiledStep, name: str) -> int:

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from pageahead.experiment.profile.activity import Lane, lane
-from pageahead.experiment.profile.analysis import figures, typical_step
+from pageahead.experiment.profile.analysis import figures, synchronizations, typical_step
 from pageahead.experiment.profile.collector import ProfileError
 from pageahead.experiment.profile.records import ProfiledStep, ProfileRecord
 
@@ -85,11 +85,7 @@ def _arm(axes: Axes, record: ProfileRecord) -> None:
         ]
         # The edge keeps a bar visible that is thinner than a pixel.
         axes.broken_barh(bars, (row - BAR / 2, BAR), color=colour, linewidth=0.4)
-    starts = [
-        one.start / MS
-        for one in step.activities
-        if one.kind == "synchronization" and one.name == "device"
-    ]
+    starts = [one.start / MS for one in synchronizations(step, "device")]
     axes.plot(starts, [ABOVE] * len(starts), "v", color="black", markersize=4)
     axes.axvline(step.returned / MS, color="0.35", linestyle="--", linewidth=1)
     axes.set_yticks(range(len(COLOURS)), list(COLOURS))
