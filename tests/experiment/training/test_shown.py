@@ -129,7 +129,7 @@ def test_a_real_run_on_the_cpu(tmp_path) -> None:
     options = command.Options(
         select("adamw8/4096"), device="cpu", out=out, protocol=Protocol(1, 1, 1)
     )
-    assert command.run(options, output, console())
+    assert command.run(options, output, console()), output.file.getvalue()
     described, measured = read(out)
     assert isinstance(measured, TrainingRecord)
     assert described.run == measured.run
