@@ -173,8 +173,10 @@ def test_what_was_different_stays_different(play) -> None:
 
 
 def test_a_run_goes_on_where_it_was_interrupted(play) -> None:
-    good, _, _ = play([environment(), cell(), KeyboardInterrupt()])
+    good, _, said = play([environment(), cell(), KeyboardInterrupt()])
     assert isinstance(good, KeyboardInterrupt)
+    assert "interrupted after 1 of 2 measurements, which are in" in said
+    assert said.count("yes") == 1  # the table so far
     good, asked, said = play([environment(), second()])
     assert good is True
     assert [one.cell for one in asked] == ["adamw8/8x1Mi"]

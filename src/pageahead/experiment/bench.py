@@ -28,7 +28,17 @@ from pageahead.experiment.planning import CellPlan, plan_cell
 from pageahead.experiment.protocol import Protocol
 from pageahead.experiment.resume import Done
 
-__all__ = ["DEFAULT_STRATEGIES", "Options", "Plan", "collect", "good", "known", "run", "show_cells"]
+__all__ = [
+    "DEFAULT_STRATEGIES",
+    "Options",
+    "Plan",
+    "collect",
+    "good",
+    "known",
+    "run",
+    "show",
+    "show_cells",
+]
 
 DEFAULT_STRATEGIES = SOURCE.strategies
 
@@ -78,11 +88,22 @@ def run(options: Options, output: Console, log: Console) -> bool:
         out=options.out,
         log=log,
         check=lambda environment: _check(options, environment),
+        interrupted=lambda so_far: show(so_far, table.results, table.notes, output),
     )
-    output.print(table.results(records))
-    for note in table.notes(records):
-        output.print(note, highlight=False, markup=False)
+    show(records, table.results, table.notes, output)
     return good(records)
+
+
+def show(
+    records: Sequence[Record],
+    results: Callable[[Sequence[Record]], Table],
+    notes: Callable[[Sequence[Record]], Sequence[str]],
+    output: Console,
+) -> None:
+    """Print the table and what a reader of it has to know."""
+    output.print(results(records))
+    for note in notes(records):
+        output.print(note, highlight=False, markup=False)
 
 
 @dataclass(frozen=True)
@@ -108,6 +129,7 @@ def collect(
     out: Path | None,
     log: Console,
     check: Callable[[Environment], None] = lambda environment: None,
+    interrupted: Callable[[Sequence[Record]], None] | None = None,
 ) -> list[Record]:
     """Look at the machine and measure what `plan` makes of it; each record is kept at once.
 
@@ -116,6 +138,7 @@ def collect(
         device, argv, out: as in `Options`. Where everything is done already, nothing is appended.
         log: where progress goes.
         check: raises `runner.WorkerError` if this machine or package is not what was asked for.
+        interrupted: for a run that can go on later: called after Ctrl-C with what there is.
 
     Returns:
         The records of this run, and those that it found done.
@@ -142,13 +165,25 @@ def collect(
     if out is not None:
         for record in records:
             evidence.append(out, record)
-    with _Bar(log, sum(request.steps for request in planned.requests)) as bar:
-        for request in planned.requests:
-            bar.begin(request)
-            for record in _measure(request, bar):
-                records.append(record)
-                if out is not None:
-                    evidence.append(out, record)
+    finished = 0
+    try:
+        with _Bar(log, sum(request.steps for request in planned.requests)) as bar:
+            for request in planned.requests:
+                bar.begin(request)
+                for record in _measure(request, bar):
+                    records.append(record)
+                    if out is not None:
+                        evidence.append(out, record)
+                finished += 1
+    except KeyboardInterrupt:
+        said = f"interrupted after {finished} of {len(planned.requests)} measurements"
+        if out is not None:
+            said += f", which are in {out}"
+            said += "; the same command goes on from there" if interrupted is not None else ""
+        log.print(said, markup=False)
+        if interrupted is not None:
+            interrupted([*records, *planned.done])
+        raise
     if out is not None:
         log.print(f"{len(records)} records appended to {out}", markup=False)
     return [*records, *planned.done]

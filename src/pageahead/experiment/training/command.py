@@ -62,10 +62,9 @@ def run(options: Options, output: Console, log: Console) -> bool:
         argv=options.argv,
         out=options.out,
         log=log,
+        interrupted=lambda so_far: bench.show(so_far, table.results, table.notes, output),
     )
-    output.print(table.results(records))
-    for note in table.notes(records):
-        output.print(note, highlight=False, markup=False)
+    bench.show(records, table.results, table.notes, output)
     return bench.good(records)
 
 
