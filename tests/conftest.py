@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 from bitsandbytes.optim import GlobalOptimManager
 
+import pageahead.device.cpu  # noqa: F401  (bitsandbytes' updates, too, need it: pitfall 37)
+
 
 @pytest.fixture(autouse=True)
 def optim_manager() -> Iterator[GlobalOptimManager]:

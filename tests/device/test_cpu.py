@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from pageahead.device import device_for
 from pageahead.device.cpu import CpuDevice, CpuEvent
 from pageahead.device.protocol import EventNotRecordedError
+from tests.processes import finished, python
 
 PATIENCE = 10.0
 """Seconds after which something that has to happen has not."""
@@ -245,3 +247,22 @@ def test_a_finalizer_may_drain_in_the_middle_of_a_wait(device: CpuDevice) -> Non
             slow.synchronize()
         finally:
             sys.settrace(before)
+
+
+FIRST_ROOT = """
+import torch
+taken, sqrt = [], torch.Tensor.sqrt
+def noted(tensor):
+    taken.append((tuple(tensor.shape), tensor.dtype, tensor.device.type))
+    return sqrt(tensor)
+torch.Tensor.sqrt = noted
+import pageahead
+pageahead.PagedAdamW
+assert taken == [((1,), torch.float32, "cpu")], taken
+"""
+
+
+def test_the_first_root_of_a_process_is_taken_by_one_thread(tmp_path: Path) -> None:
+    """See docs/pitfalls.md, 37: of several threads at once, one might take it wrongly."""
+    ended = finished(python("-c", FIRST_ROOT, folder=tmp_path))
+    assert ended.returncode == 0, ended.stderr

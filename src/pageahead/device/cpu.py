@@ -20,6 +20,11 @@ from pageahead.device.protocol import EventNotRecordedError
 
 __all__ = ["CpuBlock", "CpuDevice", "CpuEvent", "HostStream", "WorkerStream"]
 
+# Intel MKL, which PyTorch's CPU builds contain, looks at the kind of CPU in its first vector-math
+# call, without a lock: a thread that comes meanwhile may take the roots of its whole share with
+# half the digits (docs/pitfalls.md, 37). One thread makes that call here, before any update does.
+torch.ones(1, dtype=torch.float32, device="cpu").sqrt()
+
 
 class CpuEvent:
     """Done once everything before it in its stream has run; carries that stream's failure.
