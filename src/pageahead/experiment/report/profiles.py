@@ -10,6 +10,7 @@ from pageahead.experiment.profile.analysis import (
     device_lanes,
     figures,
     problems,
+    synchronizations,
     typical_step,
 )
 from pageahead.experiment.profile.records import ProfileRecord
@@ -34,11 +35,7 @@ def _step(record: ProfileRecord) -> StepTimeline:
         Lane(name, [(start / NS, end / NS) for start, end in spans])
         for name, spans in device_lanes(step.activities).items()
     ]
-    waits = [
-        one.start / NS
-        for one in step.activities
-        if one.kind == "synchronization" and one.name == "device"
-    ]
+    waits = [one.start / NS for one in synchronizations(step, "device")]
     return StepTimeline(
         record.cell,
         record.arm,
