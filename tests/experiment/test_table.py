@@ -22,7 +22,7 @@ def row(record) -> list[str]:
 
 def test_a_row_has_every_figure() -> None:
     # 64 MiB in 1.25 ms: 53.7 GB/s, of a link whose duplex median is 51.
-    expected = "adamw32 8x1Mi 64 MiB streamed 3.100 1.250 2.48 2.00-3.10 53.7 105% yes"
+    expected = "adamw32 8x1Mi 64 MiB streamed 3.100 1.250 2.55 2.00-3.10 53.7 105% yes"
     assert row(cell()) == expected.split()
 
 

@@ -28,7 +28,9 @@ class Ratio:
     """Legacy over candidate: above 1 the candidate is faster.
 
     Attributes:
-        overall: ratio of the medians over all rounds.
+        overall: median of the ratios of the rounds. The ratio of the medians over all rounds is
+            another number where the machine's speed changed in the middle of a run, which both
+            have in the same rounds.
         lowest, highest: range of the ratios of medians, round by round.
     """
 
@@ -47,8 +49,7 @@ def spread(rounds: Rounds) -> Spread:
 def ratio(legacy: Rounds, candidate: Rounds) -> Ratio:
     """Compare timings taken round by round beside each other."""
     by_round = round_ratios(legacy, candidate)
-    overall = spread(legacy).median / spread(candidate).median
-    return Ratio(overall, min(by_round), max(by_round))
+    return Ratio(median(by_round), min(by_round), max(by_round))
 
 
 def round_ratios(legacy: Rounds, candidate: Rounds) -> list[float]:

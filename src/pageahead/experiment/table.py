@@ -120,7 +120,7 @@ def _how(cells: Sequence[CellRecord]) -> str:
     devices = ", ".join(dict.fromkeys(cell.device_name for cell in cells))
     return (
         f"{devices}. FP16 parameters. ms: median host wall time of a step; ratio: legacy / ours, "
-        f"and its range over the rounds. {counts}."
+        f"the median of the rounds, and their range. {counts}."
     )
 
 

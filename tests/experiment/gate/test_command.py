@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from pageahead.experiment.gate.reading import read
 from pageahead.experiment.oracle import records as oracle
 from tests.experiment.gate.support import GOOD
 from tests.experiment.support import RUN
+from tests.processes import environment
 
 EVIDENCE = Path(__file__).parents[3] / "evidence"
 B300 = EVIDENCE / "source-b300.jsonl"
@@ -45,7 +48,7 @@ def test_go_ends_with_0_and_shows_every_finding_and_cell(written) -> None:
     assert said.count(" passed: ") == 6
     assert said.count(" does not apply: ") == 3
     assert "adamw32/256MiB@resident" in said
-    assert "80 of 80 cells equal" in said
+    assert "160 of 160 cells equal" in said
 
 
 def test_incomplete_ends_with_2_and_names_what_is_missing(written) -> None:
@@ -164,3 +167,11 @@ def test_what_cannot_be_judged_ends_with_2_and_says_why(arguments, said) -> None
     status, printed = gate(*arguments)
     assert status == 2
     assert said in " ".join(printed.replace("│", "").split())
+
+
+def test_whoever_stops_reading_does_not_change_the_exit_status(written) -> None:
+    command = [sys.executable, "-m", "pageahead", "gate", *map(str, written)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait() == 0

@@ -13,6 +13,7 @@ from pageahead.experiment.gate.finding import beside
 from pageahead.experiment.gate.reading import gather
 from pageahead.experiment.oracle.records import CellRecord as VerifiedCell
 from pageahead.experiment.oracle.records import SummaryRecord as Verified
+from pageahead.experiment.protocol import Protocol
 from tests.experiment.gate.support import (
     GOOD,
     NEEDED,
@@ -30,6 +31,7 @@ from tests.experiment.gate.support import (
     with_cell,
     without,
 )
+from tests.experiment.gate.test_profiled import in_turn
 from tests.experiment.support import MIB, RUN, environment, peak
 
 #: To one of six cells of 1.155, so that their geometric mean is just above and below 1.15.
@@ -107,13 +109,17 @@ def test_single_cells_of_the_oracle_count_as_their_summary_does() -> None:
         )
 
     rest = without(lambda one: isinstance(one, Verified) and (one.family, one.bits) == ("lion", 8))
-    assert judged([*rest, single("equal")]).verdict == "GO"
-    decision = judged([*rest, single("equal"), single("different")])
+    enough = [single("equal")] * 12
+    assert judged([*rest, *enough]).verdict == "GO"
+    few = judged([*rest, *enough[:11]])
+    assert missing(few) == ["1"]
+    assert "lion 8-bit: 11 cells of `pageahead verify`" in finding(few, "1").missing[0]
+    decision = judged([*rest, *enough, single("different")])
     assert (decision.verdict, failed(decision)) == ("NO-GO", ["1"])
     # Beside the summary that it is part of, it is not counted twice.
     summary = verified("lion", 8, movement="streamed")
     both = finding(judged([*rest, summary, single("equal")]), "1")
-    assert any("71 of 71 cells equal" in figure for figure in both.figures)
+    assert any("141 of 141 cells equal" in figure for figure in both.figures)
 
 
 def test_without_the_environment_nothing_counts() -> None:
@@ -239,6 +245,12 @@ def test_clause_a_applies_where_the_gain_is_in_cells_without_overlap() -> None:
     weak = record(CELLS[name], 1.1)
     records = [weak if isinstance(one, CellRecord) and one.cell == name else one for one in records]
     decision = judged(records)
+    # Nobody knows of the other cells: their times prove nothing, and there is no profile.
+    assert (decision.verdict, missing(decision)) == ("INCOMPLETE", ["A"])
+    assert finding(decision, "A").missing == [
+        f"{one}: overlap, which times alone do not show" for one in others
+    ]
+    decision = judged([*records, *(in_turn(one) for one in others)])
     assert (decision.verdict, failed(decision)) == ("NO-GO", ["A"])
 
 
@@ -324,14 +336,159 @@ def test_a_cell_that_failed_and_then_did_not_is_complete() -> None:
     assert f"{CELL.cell}: not measured" in finding(judged([elsewhere, *records]), "2").missing
 
 
-def test_of_two_records_the_last_complete_one_counts_and_that_is_said() -> None:
-    slow = record(CELLS["adamw8/8x4Mi"], 0.9)
-    decision = judged([slow, *GOOD])
+def test_of_two_records_that_agree_the_last_counts_and_that_is_said() -> None:
+    better = record(CELLS["adamw8/8x4Mi"], 1.16)
+    decision = judged([*GOOD, better])
     assert decision.verdict == "GO"
     assert list(decision.notes) == ["measured again, the last counts: adamw8/8x4Mi"]
-    assert judged([*GOOD, slow]).verdict == "NO-GO"
+    assert decision.collection.cells["adamw8/8x4Mi"].ratio == pytest.approx(1.16, rel=1e-3)
+
+
+def test_of_records_with_different_verdicts_none_counts_whatever_their_order() -> None:
+    slow = record(CELLS["adamw8/8x4Mi"], 0.9)
+    for records in ([slow, *GOOD], [*GOOD, slow]):
+        decision = judged(records)
+        assert decision.verdict == "INCOMPLETE"
+        (said,) = (one for one in finding(decision, "2").missing if "8x4Mi" in one)
+        assert "measured 2 times, and the verdicts differ" in said
     on_cpu = slow.model_copy(update={"device": "cpu"})
     assert judged([*GOOD, on_cpu]).verdict == "GO"
+
+
+def differing(cell: CellRecord, tensors: int = 5) -> CellRecord:
+    (ours,) = cell.candidates
+    comparison = ours.comparison.model_copy(update={"differences": tensors})
+    return cell.model_copy(
+        update={"candidates": [ours.model_copy(update={"comparison": comparison})]}
+    )
+
+
+@pytest.mark.parametrize(
+    "unequal",
+    [
+        differing(CELL),
+        differing(CELL).model_copy(update={"protocol": Protocol(1, 1, 1)}),
+        differing(CELL).model_copy(update={"run": "of a machine that nobody described"}),
+        differing(record(CELLS["adamw8/32x8Mi"], 1.5)),
+    ],
+    ids=["complete", "short", "without environment", "outside the matrix"],
+)
+def test_bits_that_differed_once_are_not_taken_back_by_measuring_again(unequal) -> None:
+    for records in ([unequal, *GOOD], [*GOOD, unequal]):
+        decision = judged(records)
+        assert failed(decision) == ["1"]
+        assert f"{unequal.cell}: 5 tensors differ" in finding(decision, "1").figures
+
+
+def host_cells_with(change) -> list:
+    return [
+        one.model_copy(update={"candidates": [change(one, one.candidates[0])]})
+        if isinstance(one, CellRecord) and one.residency == "host"
+        else one
+        for one in GOOD
+    ]
+
+
+def without_streaming(cell, ours):
+    return ours.model_copy(update={"routes": {"resident": ours.routes["streamed"]}})
+
+
+def faster_than_the_link(cell, ours):
+    return ours.model_copy(update={"timings": timings(cell.state_bytes / 60e6)})
+
+
+def compared_with_nothing(cell, ours):
+    nothing = ours.comparison.model_copy(update={"tensors": 0})
+    return ours.model_copy(update={"comparison": nothing})
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (without_streaming, "streamed paged 0 of"),
+        (faster_than_the_link, "candidate took"),
+        (compared_with_nothing, "nothing was compared with legacy"),
+    ],
+)
+def test_what_did_not_come_over_the_link_or_was_not_compared_does_not_count(change, why) -> None:
+    decision = judged(host_cells_with(change))
+    assert decision.verdict == "INCOMPLETE"
+    said = finding(decision, "2").missing
+    assert said
+    assert all(why in one for one in said)
+
+
+def test_an_oracle_that_compared_nothing_does_not_count() -> None:
+    records = without(lambda one: isinstance(one, Verified) and one.family == "lion")
+    nothing = [verified("lion", bits, compared_steps=0) for bits in (8, 32)]
+    assert missing(judged([*records, *nothing])) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"torch": "1.0"}, "other code, libraries or driver"),
+        ({"source_sha256": "f" * 64}, "other code, libraries or driver"),
+        ({"dirty": True}, "differed from its commit"),
+    ],
+)
+def test_cells_of_another_state_than_the_last_run_do_not_count(changes, why) -> None:
+    older = environment().model_copy(update={"run": "older", **changes})
+    moved_there = [
+        one.model_copy(update={"run": "older"})
+        if isinstance(one, CellRecord) and one.cell == CELL.cell
+        else one
+        for one in GOOD
+    ]
+    # The last run decides which state counts.
+    decision = judged([older, *moved_there])
+    assert decision.verdict == "INCOMPLETE"
+    (said,) = (one for one in finding(decision, "2").missing if CELL.cell in one)
+    assert why in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"samples": 0}, "the driver was not asked"),
+        ({"driver_before": 20 << 30}, "others had taken"),
+        ({"staging": 1 << 40}, "a ring of 1 TiB"),
+    ],
+)
+def test_a_peak_that_cannot_be_compared_is_missing(changes, why) -> None:
+    def changed(one):
+        peak_of_ours = isinstance(one, PeakRecord) and (one.cell, one.arm) == (
+            CELL.cell,
+            "streamed",
+        )
+        return one.model_copy(update=changes) if peak_of_ours else one
+
+    decision = judged([changed(one) for one in GOOD])
+    assert missing(decision) == ["6"]
+    assert why in finding(decision, "6").missing[0]
+
+
+def test_the_ratio_is_that_of_the_rounds_and_not_of_all_times_together() -> None:
+    """From the fourth or fifth round on the machine is slower, for both arms."""
+    ours = [1.0, 1.0, 1.0, 1.0, 1.3, 1.3, 1.3]
+    theirs = [1.05, 1.05, 1.05, 1.3, 1.365, 1.365, 1.365]  # medians over all: 1.3 against 1.0
+
+    def shifted(cell: CellRecord) -> CellRecord:
+        scale = cell.state_bytes / 40e6
+
+        def of(rounds: list[float]) -> dict[str, list[list[float]]]:
+            times = [[scale * one] * 8 for one in rounds]
+            return {"wall_ms": times, "event_ms": times}
+
+        return with_timings(with_timings(cell, "legacy", **of(theirs)), "streamed", **of(ours))
+
+    records = [
+        shifted(one) if isinstance(one, CellRecord) and CELLS[one.cell].role == "primary" else one
+        for one in GOOD
+    ]
+    decision = judged(records)
+    assert "2" in failed(decision)
+    assert all("geometric mean 1.05 " in one for one in finding(decision, "2").figures)
 
 
 def test_cells_outside_the_matrix_decide_nothing() -> None:

@@ -119,7 +119,9 @@ def test_less_than_2_percent_of_a_step_is_no_overlap(microseconds, status) -> No
     [
         ({"device": "cpu"}, "of the CPU, where nothing crosses a link"),
         ({"run": "another"}, "nothing says on what machine run another was"),
-        ({"state_bytes": 1 << 60}, "bytes came to the device in a step"),
+        ({"state_bytes": 1 << 60}, "the cell has"),
+        ({"residency": "resident"}, "resident; the cell has"),
+        ({"steps": [step([], 1000)]}, "bytes came to the device in a step"),
     ],
 )
 def test_a_profile_that_does_not_count_is_told(changes, why) -> None:
@@ -136,7 +138,10 @@ def test_profiles_of_other_strategies_and_gpus_are_not_asked() -> None:
     others += [profiled(name, arm="streamed").model_copy(update={"arm": "x"}) for name in PRIMARY]
     decision = judged([*slow_link(), *others])
     assert missing(decision) == ["A"]
-    assert decision.notes == []
+    assert len(decision.notes) == len(PRIMARY)
+    assert all(
+        note.endswith("of Another GPU, where nothing was measured") for note in decision.notes
+    )
 
 
 def test_an_export_of_nsight_systems_counts_without_an_environment() -> None:

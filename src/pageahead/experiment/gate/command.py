@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -25,5 +26,7 @@ def run(paths: Sequence[Path], strategy: str | None, output: Console) -> Verdict
         EvidenceError: the evidence is of no strategy or device, or of several.
     """
     decision = decide(read(paths), strategy)
-    show(decision, output)
+    # Whoever reads the output may have seen enough, as `head` does; the verdict is the exit status.
+    with suppress(SystemExit):  # rich's answer to a broken pipe
+        show(decision, output)
     return decision.verdict

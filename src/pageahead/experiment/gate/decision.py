@@ -83,7 +83,7 @@ def _strategy(evidence: Evidence, wanted: str | None) -> str:
     if not strategies:
         raise EvidenceError(
             "no measured cell in this evidence; `pageahead bench --preset matrix --out FILE` "
-            "makes some"
+            "makes some" + "".join(f"; {problem}" for problem in evidence.problems[:3])
         )
     if wanted is None and len(strategies) > 1:
         raise EvidenceError(
@@ -133,4 +133,6 @@ def _notes(evidence: Evidence, collection: Collection) -> list[str]:
         notes.append(f"of several states of the code: {states}")
     if any(environment.dirty for environment in evidence.environments.values()):
         notes.append("a run was of a package that differed from its commit")
+    if any(environment.dirty is None for environment in evidence.environments.values()):
+        notes.append("whether a run's package differed from its commit is not known; its digest is")
     return notes

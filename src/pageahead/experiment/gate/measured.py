@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
+from statistics import median
 
 from pageahead.experiment.cells import CELLS, MATRIX, Cell, Role
 from pageahead.experiment.evidence import (
@@ -19,6 +20,7 @@ from pageahead.experiment.gate.limit import Limit, host_floor_ms, limit, middle,
 from pageahead.experiment.gate.profiled import Profiled, profiles
 from pageahead.experiment.gate.reading import Evidence
 from pageahead.experiment.gate.thresholds import Thresholds
+from pageahead.experiment.resume import same_conditions
 from pageahead.experiment.summary import round_ratios
 from pageahead.experiment.verdict import Verdict, range_verdict, verdict
 
@@ -76,8 +78,11 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        """Legacy over candidate: above 1 the candidate is faster."""
-        return self.legacy_ms / self.candidate_ms
+        """Legacy over candidate: above 1 the candidate is faster.
+
+        The median of the rounds: what slows both arms in some rounds does not change it.
+        """
+        return median(self.ratios) if self.ratios else self.legacy_ms / self.candidate_ms
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,8 @@ class Collection:
         others: cells outside the matrix.
         repeated: cells of which there are several complete records; the last one counts.
         refused: profiles that do not count, each with the reason.
+        unequal: how many tensors differed in a cell, in any record of a GPU, complete or not: a
+            measurement that is repeated does not take that back.
     """
 
     cells: dict[str, Measured]
@@ -97,6 +104,7 @@ class Collection:
     others: list[str]
     repeated: list[str]
     refused: list[str]
+    unequal: dict[str, int]
 
 
 def collect(evidence: Evidence, strategy: str, thresholds: Thresholds) -> Collection:
@@ -106,6 +114,12 @@ def collect(evidence: Evidence, strategy: str, thresholds: Thresholds) -> Collec
     others: list[str] = []
     repeated: list[str] = []
     profiled, refused = profiles(evidence, strategy)
+    there = {record.device_name for record in evidence.cells}
+    refused += [
+        f"a profile that does not count, {name}: of {one.device_name}, where nothing was measured"
+        for name, one in profiled.items()
+        if one.device_name not in there
+    ]
     for failed in evidence.failed:
         if strategy in failed.strategies and failed.what == "steps":
             incomplete[failed.cell] = f"failed: {failed.reason}"
@@ -113,18 +127,27 @@ def collect(evidence: Evidence, strategy: str, thresholds: Thresholds) -> Collec
         if left_out.strategy == strategy:
             incomplete[left_out.cell] = f"left out: {left_out.reason}"
     needed = {cell.name for cell in MATRIX.cells}
+    unequal: dict[str, int] = {}
     for summary in evidence.summaries:
         if summary.strategy == strategy and summary.cell in needed:
             found[summary.cell] = _of_summary(summary)
+            if not summary.equal:
+                unequal[summary.cell] = 1
+    complete: dict[str, list[Measured]] = {}
+    last = _last_environment(evidence, strategy)
     for record in evidence.cells:
         for candidate in record.candidates:
             if candidate.strategy != strategy:
                 continue
+            if record.device == "cuda" and not candidate.comparison.equal:
+                unequal[record.cell] = candidate.comparison.differences
             if record.cell not in needed:
                 others.append(record.cell)
                 continue
             environment = evidence.environments.get(record.run)
             reason = _why_incomplete(record, candidate, environment, thresholds)
+            if reason is None and environment is not None and last is not None:
+                reason = _why_other_conditions(environment, last)
             if reason is not None:
                 incomplete[record.cell] = reason
                 continue
@@ -133,16 +156,50 @@ def collect(evidence: Evidence, strategy: str, thresholds: Thresholds) -> Collec
             except (ArithmeticError, ValueError) as error:
                 incomplete[record.cell] = f"its times cannot be used: {error}"
                 continue
-            if record.cell in found:
-                repeated.append(record.cell)
-            found[record.cell] = measured
+            complete.setdefault(record.cell, []).append(measured)
+    for name, several in complete.items():
+        verdicts = dict.fromkeys(one.verdict.name for one in several)
+        if len(verdicts) > 1:
+            found.pop(name, None)
+            incomplete[name] = (
+                f"measured {len(several)} times, and the verdicts differ ({', '.join(verdicts)}); "
+                f"which of them counts is not for whoever passes the files to choose"
+            )
+            continue
+        found[name] = several[-1]
+        if len(several) > 1:
+            repeated.append(name)
     return Collection(
         found,
         {name: reason for name, reason in incomplete.items() if name not in found},
         list(dict.fromkeys(others)),
-        list(dict.fromkeys(repeated)),
+        repeated,
         refused,
+        unequal,
     )
+
+
+def _last_environment(evidence: Evidence, strategy: str) -> Environment | None:
+    """Of the run that measured `strategy` last on a GPU: the others have to be like it."""
+    runs = [
+        record.run
+        for record in evidence.cells
+        if record.device == "cuda"
+        and record.run in evidence.environments
+        and any(one.strategy == strategy for one in record.candidates)
+    ]
+    return evidence.environments[runs[-1]] if runs else None
+
+
+def _why_other_conditions(environment: Environment, last: Environment) -> str | None:
+    if environment.dirty:
+        return "of a package that differed from its commit"
+    if not same_conditions(environment, last):
+        return (
+            "measured with other code, libraries or driver than the last run of this strategy; a "
+            "verdict is about one state"
+        )
+    return None
 
 
 def of_rounds(
@@ -247,14 +304,26 @@ def _why_incomplete(
         reason = _why_untimed(timings, protocol.rounds, protocol.repetitions)
         if reason is not None:
             return f"{name}: {reason}"
-    if record.residency == "host":
-        if record.link is None:
-            return "the link was not measured, so that nothing shows that state was on the host"
-        least = host_floor_ms(record.state_bytes, record.link)
-        if middle(record.legacy.timings.wall_ms) < least:
+    if not candidate.comparison.tensors:
+        return "nothing was compared with legacy"
+    return _why_not_on_host(record, candidate) if record.residency == "host" else None
+
+
+def _why_not_on_host(record: CellRecord, candidate: CandidateRecord) -> str | None:
+    """Why nothing shows that the state of both came over the link in each step."""
+    if record.link is None:
+        return "the link was not measured, so that nothing shows that state was on the host"
+    path = candidate.routes.get(candidate.strategy)
+    paged = 0 if path is None else path.state_bytes
+    if paged != record.state_bytes:
+        return f"{candidate.strategy} paged {paged:,} of {record.state_bytes:,} bytes of state"
+    least = host_floor_ms(record.state_bytes, record.link)
+    for name, timings in (("legacy", record.legacy.timings), ("candidate", candidate.timings)):
+        taken = middle(timings.wall_ms)
+        if taken < least:
             return (
-                f"legacy took {middle(record.legacy.timings.wall_ms):.3f} ms, less than the "
-                f"{least:.3f} in which its state can come over the link: it was not on the host"
+                f"{name} took {taken:.3f} ms, less than the {least:.3f} in which its state can "
+                f"come over the link: it was not on the host"
             )
     return None
 

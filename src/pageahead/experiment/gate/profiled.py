@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pageahead.experiment.cells import CELLS
 from pageahead.experiment.gate.reading import Evidence
 from pageahead.experiment.profile.analysis import problems, typical
 from pageahead.experiment.profile.records import ProfileRecord
@@ -65,6 +66,14 @@ def _why_not(record: ProfileRecord, evidence: Evidence) -> str | None:
     # An export of another profiler says which GPU it was, and no more.
     if record.source != "nsys" and record.run not in evidence.environments:
         return f"nothing says on what machine run {record.run} was"
+    cell = CELLS.get(record.cell)
+    if cell is None:
+        return "there is no such cell"
+    if (record.residency, record.state_bytes) != (cell.residency, cell.state_bytes("cuda")):
+        return (
+            f"of {record.state_bytes:,} bytes, {record.residency}; the cell has "
+            f"{cell.state_bytes('cuda'):,}, {cell.residency}"
+        )
     found = problems(record)
     return found[0] if found else None
 

@@ -27,7 +27,11 @@ class Thresholds:
             0.09 of legacy's step in the source's cells, which is what overlap could hide there.
         warmups, timed_steps: of each arm, at least.
         rounds: for a verdict at all; see `verdict`.
-        verified_cells: of each optimizer and width, compared by the oracle; at least.
+        verified_cells: of each optimizer and width, compared by the oracle; at least. The
+            smallest group of `pageahead verify` without ``--full`` has 13.
+        taken_before: bytes by which what others had taken of the GPU may differ between the two
+            processes whose peaks are compared.
+        slots: times its state that a ring may hold; a chunk is at most all of it.
     """
 
     improvement: float = 1.15
@@ -38,7 +42,9 @@ class Thresholds:
     warmups: int = 10
     timed_steps: int = 50
     rounds: int = FEWEST_ROUNDS
-    verified_cells: int = 1
+    verified_cells: int = 12
+    taken_before: int = 64 << 20
+    slots: int = 4
 
     @property
     def primary_ratio(self) -> float:

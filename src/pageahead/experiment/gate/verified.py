@@ -53,18 +53,24 @@ def verification(
             bitwise += cell.result == "equal" and cell.bitwise
     for summary in evidence.verified_summaries:
         key = (summary.run, summary.family, summary.bits, summary.movement)
-        if summary.run in runs and _of(summary.movement, strategy) and key not in seen:
+        compared = summary.compared_steps and summary.tensors
+        counts = summary.run in runs and _of(summary.movement, strategy) and key not in seen
+        if counts and (compared or set(summary.results) != {"equal"}):
             for result, cells in summary.results.items():
                 results[summary.family, summary.bits, result] += cells
             bitwise += summary.bit_for_bit
     equal = sum(count for (*_, result), count in results.items() if result == "equal")
     total = sum(results.values())
-    missing = [
-        f"{family} {bits}-bit: no cell of `pageahead verify` on this device"
-        for family in FAMILIES
-        for bits in BITS
-        if results[family, bits, "equal"] < thresholds.verified_cells
-    ]
+    missing = []
+    for family in FAMILIES:
+        for bits in BITS:
+            cells = results[family, bits, "equal"]
+            if cells < thresholds.verified_cells:
+                some = f"{cells} cells" if cells else "no cell"
+                missing.append(
+                    f"{family} {bits}-bit: {some} of `pageahead verify` on this device; at least "
+                    f"{thresholds.verified_cells} are asked for"
+                )
     figures = []
     if total:
         figures.append(

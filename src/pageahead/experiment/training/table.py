@@ -138,8 +138,9 @@ def _count(parameters: int) -> str:
 def _columns() -> str:
     return (
         "ms: median host wall time of an iteration, to the end of its last kernel; ratio: "
-        "all state in HBM / this way, side by side, so that 1 is as fast, and its range over the "
-        "rounds; state in HBM: resident state and slots, and their share of the state's bytes; "
+        "all state in HBM / this way, side by side, so that 1 is as fast: the median of the "
+        "rounds, and their range; state in HBM: resident state and slots, and their share of the "
+        "state's bytes; "
         "peak: what this way alone needs; bound: after backward, forward and backward and then the "
         "longer of update and transfer; during backward, the longer of all computation and the "
         "transfer."
