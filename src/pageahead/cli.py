@@ -24,6 +24,7 @@ from pageahead.experiment.slurm import command as slurm
 from pageahead.experiment.training import cells as training_cells
 from pageahead.experiment.training import command as training
 from pageahead.experiment.training.gpt import shape_for
+from pageahead.files import check_apart
 
 __all__ = ["app", "main"]
 
@@ -218,6 +219,7 @@ def plot_training(
 
     Of each cell the last that is of the code, model and device of the last run.
     """
+    check_apart({"--out": out}, [source])
     # matplotlib takes a second to import, which no other command should wait for.
     from pageahead.experiment.training import plot
 
