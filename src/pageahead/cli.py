@@ -13,7 +13,6 @@ from pageahead import launch, terminal
 from pageahead._version import __version__
 from pageahead.experiment import bench as experiment
 from pageahead.experiment.cells import PRESETS, UnknownCellError, select
-from pageahead.experiment.evidence import EvidenceError
 from pageahead.experiment.identity import IdentityError
 from pageahead.experiment.oracle import command as oracle
 from pageahead.experiment.oracle.case import CaseError
@@ -224,8 +223,8 @@ def plot_training(
     from pageahead.experiment.training import plot
 
     try:
-        plot.draw(source, out)
-    except (OSError, EvidenceError, plot.NothingToDrawError) as error:
+        plot.draw(source, out, Console(stderr=True))
+    except (OSError, plot.NothingToDrawError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
     typer.echo(f"wrote {out}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from rich.console import Console
 
 from pageahead.experiment import evidence
 from pageahead.experiment.evidence import Environment, Record, TrainingArm, TrainingRecord
@@ -31,15 +32,21 @@ class NothingToDrawError(ValueError):
     """The evidence has no training iterations."""
 
 
-def draw(source: Path, target: Path) -> None:
+def draw(source: Path, target: Path, log: Console) -> None:
     """Draw what `latest` finds in the evidence in `source`; `target`'s suffix says in what format.
+
+    A line that is no record, as a run that was killed leaves it, is said to `log`.
 
     Raises:
         NothingToDrawError: there is no training record, or no such format.
-        EvidenceError: a line is no record.
         OSError: a file cannot be read or written.
     """
-    drawn = figure(latest(evidence.read(source)))
+    records, problems = evidence.read_all(source)
+    for problem in problems:
+        log.print(
+            f"not a record, and left out: {problem}", markup=False, highlight=False, soft_wrap=True
+        )
+    drawn = figure(latest(records))
     formats = drawn.canvas.get_supported_filetypes()
     suffix = target.suffix.removeprefix(".").lower()
     if suffix not in formats:
