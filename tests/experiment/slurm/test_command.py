@@ -251,6 +251,18 @@ def test_status_shows_what_is_known_without_slurm(tmp_path, monkeypatch) -> None
     assert run("cancel", tmp_path).exit_code == 2
 
 
+@pytest.mark.parametrize("command", ["status", "collect", "cancel"])
+def test_a_folder_without_jobs_is_said_and_ends_with_2(command, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(states, "ask", lambda jobs: pytest.fail("Slurm was asked"))
+    result = run(command, tmp_path)
+    assert result.exit_code == 2
+    assert f"Error: {tmp_path}: no jobs in it; name the --folder" in result.output
+    result = run(command, tmp_path / "none")
+    assert result.exit_code == 2
+    assert f"Error: {tmp_path / 'none'}: no such folder" in result.output
+    assert not (tmp_path / "none").exists()
+
+
 # What runs in a job.
 
 
