@@ -1,14 +1,15 @@
-"""The files that commands write: none that is read, and none twice."""
+"""The files that commands write: none that is read, none twice, and none by halves."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import typer
 
-__all__ = ["check_apart"]
+__all__ = ["check_apart", "write_whole"]
 
 
 def check_apart(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = ()) -> None:
@@ -32,6 +33,31 @@ def check_apart(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = ())
                     param_hint=option,
                 )
         taken.append((option, path))
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """All of it or nothing: a file that was there stays until the new one is complete.
+
+    Args:
+        path: where it is to be.
+        write: writes it to the path that it is given, a neighbour.
+
+    Raises:
+        OSError: it cannot be written; the message has `path`, as it was given.
+    """
+    target = Path(os.path.realpath(path))  # a link keeps pointing to it
+    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError("it is no regular file")  # /dev/null, say, must not become one
+        write(beside)
+        os.replace(beside, target)
+    except BaseException as error:
+        with suppress(OSError):
+            beside.unlink()
+        if isinstance(error, OSError):
+            raise OSError(f"cannot write {path}: {error.strerror or error}") from None
+        raise
 
 
 def _same(one: Path, other: Path) -> bool:

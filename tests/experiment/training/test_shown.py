@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
+from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -137,6 +140,23 @@ def test_a_torn_line_costs_that_line_alone(tmp_path) -> None:
     assert result.stdout == f"wrote {target}\n"
     assert f"not a record, and left out: run.jsonl, line {len(ALL) + 1}: Invalid" in result.stderr
     assert target.read_text().count("HBM used for state, GB") == len(ALL) - 1
+
+
+def test_a_full_disk_leaves_the_picture_before(tmp_path, monkeypatch) -> None:
+    source, target = tmp_path / "run.jsonl", tmp_path / "run.svg"
+    evidence.append(source, record())
+    target.write_text("the one before")
+
+    def half(figure: object, path: Path, **settings: object) -> None:
+        path.write_text("<svg")
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Figure, "savefig", half)
+    result = CliRunner().invoke(cli.app, ["plot-training", str(source), "-o", str(target)])
+    assert result.exit_code == 2
+    assert f"Error: cannot write {target}: No space left on device" in result.output
+    assert target.read_text() == "the one before"
+    assert sorted(tmp_path.iterdir()) == [source, target]
 
 
 def test_a_real_run_on_the_cpu(tmp_path) -> None:

@@ -15,6 +15,7 @@ from pageahead.experiment.evidence import Environment, Record, TrainingArm, Trai
 from pageahead.experiment.resume import same_conditions
 from pageahead.experiment.training.cells import CELLS
 from pageahead.experiment.training.table import shown
+from pageahead.files import write_whole
 
 __all__ = ["NothingToDrawError", "draw", "figure", "latest"]
 
@@ -56,7 +57,12 @@ def draw(source: Path, target: Path, log: Console) -> None:
     # Text stays text, and the file is the same each time.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "pageahead"}):
         metadata = {"Date": None} if suffix == "svg" else None
-        drawn.savefig(target, dpi=DOTS_PER_INCH, metadata=metadata)
+        write_whole(
+            target,
+            lambda beside: drawn.savefig(
+                beside, dpi=DOTS_PER_INCH, format=suffix, metadata=metadata
+            ),
+        )
 
 
 def latest(records: Sequence[Record]) -> list[TrainingRecord]:
