@@ -139,6 +139,7 @@ def test_a_file_without_a_record_is_an_error_that_says_so(tmp_path, content, sai
     ("paths", "strategy", "said"),
     [
         ([H200 / "verify.jsonl"], None, "no measured cell in this evidence"),
+        ([H200 / "bench-training.jsonl"], None, "`pageahead plot-training FILE -o PICTURE`"),
         ([B300], "streamed", "no evidence of streamed; there is: lookahead"),
     ],
 )
