@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from pageahead import cli
+from pageahead.experiment import bench
+from pageahead.experiment.oracle import command as oracle
 from pageahead.experiment.profile import command as profile
+from pageahead.experiment.training import command as training
 from tests.experiment.report.support import B300
 
 
@@ -55,3 +59,17 @@ def test_an_output_that_is_another_file_of_the_command_is_refused(words, folder)
 def test_files_of_their_own_are_written(folder) -> None:
     result = CliRunner().invoke(cli.app, ["report", "a.jsonl", "-o", "b.html"])
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    "words", ["bench", "bench --preset training", "verify --device cpu", "profile adamw32/8x1Mi"]
+)
+@pytest.mark.parametrize("there", ["/dev/null", "pipe"])
+def test_evidence_goes_to_a_regular_file(words, there, folder, monkeypatch) -> None:
+    os.mkfifo(folder / "pipe")  # opened, it would wait for a reader
+    for command in (bench, training, oracle):
+        monkeypatch.setattr(command, "run", lambda *args: pytest.fail("was run"))
+    arguments = [*words.split(), "--out", there]
+    result = CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "120"})
+    assert result.exit_code == 2
+    assert f"{there} is no regular file" in " ".join(result.output.replace("│", " ").split())

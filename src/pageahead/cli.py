@@ -23,7 +23,7 @@ from pageahead.experiment.slurm import command as slurm
 from pageahead.experiment.training import cells as training_cells
 from pageahead.experiment.training import command as training
 from pageahead.experiment.training.gpt import shape_for
-from pageahead.files import check_apart
+from pageahead.files import check_apart, check_regular
 
 __all__ = ["app", "main"]
 
@@ -406,7 +406,8 @@ def _ready(out: Path | None) -> None:
 
 
 def _check_writable(path: Path) -> None:
-    """Hours of measuring must not end in a file that cannot be written."""
+    """Hours of measuring must not end in a file that cannot be written, or not be read again."""
+    check_regular(path, "--out")
     try:
         path.open("a").close()
     except OSError as error:

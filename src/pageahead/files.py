@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-__all__ = ["check_apart", "write_whole"]
+__all__ = ["check_apart", "check_regular", "write_whole"]
 
 
 def check_apart(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = ()) -> None:
@@ -33,6 +33,20 @@ def check_apart(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = ())
                     param_hint=option,
                 )
         taken.append((option, path))
+
+
+def check_regular(path: Path, option: str) -> None:
+    """Refuse a terminal, a pipe or a device for evidence, which is read again to go on.
+
+    Raises:
+        typer.BadParameter: there is something at `path` that is no regular file.
+    """
+    if path.exists() and not path.is_file():
+        raise typer.BadParameter(
+            f"{path} is no regular file, so that what is appended could not be read again; name "
+            f"a file, or do without {option}",
+            param_hint=option,
+        )
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pageahead import terminal
 from pageahead.experiment.cells import UnknownCellError, cell_named
-from pageahead.files import check_apart
+from pageahead.files import check_apart, check_regular
 
 __all__ = ["profile"]
 
@@ -103,6 +103,8 @@ def profile(
     argv += ["--steps", str(steps)]
     for name, path in (("--out", out), ("--nsys", nsys)):
         argv += [name, path.name] if path is not None else []
+    if out is not None:
+        check_regular(out, "--out")
     for path in (out, trace, picture):
         _check_writable(path)
     options = command.Options(
