@@ -89,6 +89,13 @@ class BandwidthChart:
         """Whether the candidate copies in and out within a step."""
         return any(row.bandwidth is not None and row.bandwidth.both_ways for row in self.rows)
 
+    @property
+    def legacy_pages(self) -> bool:
+        """Whether legacy's state crosses the link in any of them."""
+        return any(
+            row.bandwidth is not None and row.bandwidth.legacy is not None for row in self.rows
+        )
+
 
 def means(rows: Iterable[Row], thresholds: Thresholds) -> list[Mean]:
     """What criterion 2 compares."""
@@ -147,9 +154,8 @@ def bandwidth_chart(rows: Sequence[Row]) -> BandwidthChart | None:
     if not shown:
         return None
     speeds = [row.bandwidth for row in shown if row.bandwidth is not None]
-    return BandwidthChart(
-        linear(value for one in speeds for value in (one.legacy, one.ours, one.link)), shown
-    )
+    values = (value for one in speeds for value in (one.legacy, one.ours, one.link))
+    return BandwidthChart(linear(value for value in values if value is not None), shown)
 
 
 def _values(row: Row) -> list[float]:
