@@ -13,7 +13,6 @@ from pageahead import launch, terminal
 from pageahead._version import __version__
 from pageahead.experiment import bench as experiment
 from pageahead.experiment.cells import PRESETS, UnknownCellError, select
-from pageahead.experiment.evidence import EvidenceError
 from pageahead.experiment.identity import IdentityError
 from pageahead.experiment.oracle import command as oracle
 from pageahead.experiment.oracle.case import CaseError
@@ -24,6 +23,7 @@ from pageahead.experiment.slurm import command as slurm
 from pageahead.experiment.training import cells as training_cells
 from pageahead.experiment.training import command as training
 from pageahead.experiment.training.gpt import shape_for
+from pageahead.files import check_apart, check_regular
 
 __all__ = ["app", "main"]
 
@@ -218,12 +218,13 @@ def plot_training(
 
     Of each cell the last that is of the code, model and device of the last run.
     """
+    check_apart({"--out": out}, [source])
     # matplotlib takes a second to import, which no other command should wait for.
     from pageahead.experiment.training import plot
 
     try:
-        plot.draw(source, out)
-    except (OSError, EvidenceError, plot.NothingToDrawError) as error:
+        plot.draw(source, out, Console(stderr=True))
+    except (OSError, plot.NothingToDrawError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
     typer.echo(f"wrote {out}")
@@ -405,7 +406,8 @@ def _ready(out: Path | None) -> None:
 
 
 def _check_writable(path: Path) -> None:
-    """Hours of measuring must not end in a file that cannot be written."""
+    """Hours of measuring must not end in a file that cannot be written, or not be read again."""
+    check_regular(path, "--out")
     try:
         path.open("a").close()
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from pageahead.experiment import bench, runner
+from pageahead.experiment import bench, evidence, runner
 from pageahead.experiment.cells import MATRIX, QUICK, Preset, select
 from pageahead.experiment.evidence import (
     CellRecord,
@@ -187,6 +188,39 @@ def test_a_run_goes_on_where_it_was_interrupted(play) -> None:
         Environment,
         CellRecord,
     ]
+
+
+def test_before_the_first_measurement_there_is_no_table(play) -> None:
+    good, _, said = play([environment(), KeyboardInterrupt()])
+    assert isinstance(good, KeyboardInterrupt)
+    assert "interrupted before the first measurement was made; the same command goes on" in said
+    assert f"in {play.out}" in said
+    assert "ratio" not in said
+    good, asked, _ = play([environment(), cell(), second()])
+    assert (good, len(asked)) == (True, 2)
+
+
+def test_an_interrupted_run_counts_what_an_earlier_one_did(play) -> None:
+    play([environment(), cell(), KeyboardInterrupt()])
+    _, _, said = play([environment(), KeyboardInterrupt()])
+    assert "interrupted after 1 of 2 measurements (1 of them of an earlier run), which are" in said
+    assert said.count("yes") == 1  # the table, of what was found
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_a_full_disk_shows_the_table_so_far(play, monkeypatch, room) -> None:
+    """Also of the measurement for which there was no room; none where none was made."""
+
+    def full(path, record):
+        if len(path.read_bytes().splitlines() if path.exists() else ()) >= room:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        append(path, record)
+
+    monkeypatch.setattr(evidence, "append", full)
+    error, _, said = play([environment(), cell(), second()])
+    assert isinstance(error, OSError)
+    assert error.filename == str(play.out)
+    assert said.count("yes") == room
 
 
 def test_a_corrupt_line_is_named_and_only_its_cell_measured_again(play) -> None:

@@ -138,7 +138,8 @@ def collect(
         device, argv, out: as in `Options`. Where everything is done already, nothing is appended.
         log: where progress goes.
         check: raises `runner.WorkerError` if this machine or package is not what was asked for.
-        interrupted: for a run that can go on later: called after Ctrl-C with what there is.
+        interrupted: for a run that can go on later: called with what there is, if any, after
+            Ctrl-C or when evidence cannot be written.
 
     Returns:
         The records of this run, and those that it found done.
@@ -146,6 +147,7 @@ def collect(
     Raises:
         runner.WorkerError: the device cannot be used at all, or `check` raised; nothing was
             measured, and the evidence says so.
+        OSError: evidence cannot be written.
     """
     run_id = datetime.now(timezone.utc).isoformat()
     try:
@@ -156,14 +158,15 @@ def collect(
             evidence.append(out, SetupFailedRecord(run=run_id, argv=argv, reason=str(error)))
         raise
     planned = plan(environment)
-    records: list[Record] = [environment, *planned.left_out]
+    about: list[Record] = [environment, *planned.left_out]
+    made: list[Record] = []
     if planned.done:
         log.print(f"{len(planned.done)} measurements are in {out} already", markup=False)
         if not planned.requests:
             log.print("nothing is left to measure; nothing was appended", markup=False)
-            return [*records, *planned.done]
+            return [*about, *planned.done]
     if out is not None:
-        for record in records:
+        for record in about:
             evidence.append(out, record)
     finished = 0
     try:
@@ -171,22 +174,19 @@ def collect(
             for request in planned.requests:
                 bar.begin(request)
                 for record in _measure(request, bar):
-                    records.append(record)
+                    made.append(record)
                     if out is not None:
                         evidence.append(out, record)
                 finished += 1
-    except KeyboardInterrupt:
-        said = f"interrupted after {finished} of {len(planned.requests)} measurements"
-        if out is not None:
-            said += f", which are in {out}"
-            said += "; the same command goes on from there" if interrupted is not None else ""
-        log.print(said, markup=False)
-        if interrupted is not None:
-            interrupted([*records, *planned.done])
+    except (KeyboardInterrupt, OSError) as error:
+        if isinstance(error, KeyboardInterrupt):
+            log.print(_interrupted(planned, finished, out, interrupted is not None), markup=False)
+        if interrupted is not None and (made or planned.done):
+            interrupted([*about, *made, *planned.done])
         raise
     if out is not None:
-        log.print(f"{len(records)} records appended to {out}", markup=False)
-    return [*records, *planned.done]
+        log.print(f"{len(about) + len(made)} records appended to {out}", markup=False)
+    return [*about, *made, *planned.done]
 
 
 def good(records: Sequence[Record]) -> bool:
@@ -264,6 +264,20 @@ def known(out: Path | None, log: Console) -> list[Record]:
     for problem in problems:
         log.print(f"not a record, and left alone: {problem}", markup=False, highlight=False)
     return records
+
+
+def _interrupted(plan: Plan, finished: int, out: Path | None, goes_on: bool) -> str:
+    """How far this run and those before it came, and how to go on."""
+    before = len(plan.done)
+    if not finished and not before:
+        said = "interrupted before the first measurement was made"
+        return f"{said}; the same command goes on, in {out}" if goes_on and out else said
+    said = f"interrupted after {before + finished} of {before + len(plan.requests)} measurements"
+    said += f" ({before} of them of an earlier run)" if before else ""
+    if out is not None:
+        said += f", which are in {out}"
+        said += "; the same command goes on from there" if goes_on else ""
+    return said
 
 
 def _check(options: Options, environment: Environment) -> None:

@@ -110,7 +110,9 @@ def _bandwidth(cell: CellRecord, candidate: CandidateRecord) -> tuple[str, str]:
 
 
 def milliseconds(value: float) -> str:
-    """To a microsecond, or a tenth of a millisecond where there are hundreds."""
+    """To a microsecond, or a tenth of a millisecond where there are hundreds; hours do not fit."""
+    if value >= 1e7:
+        return f"{value:.3g}"
     return f"{value:.3f}" if value < 100 else f"{value:.1f}"
 
 

@@ -8,7 +8,8 @@ import re
 import pytest
 
 from pageahead.experiment.evidence import FailedRecord, LeftOutRecord, SetupFailedRecord
-from pageahead.experiment.gate.decision import EvidenceError
+from pageahead.experiment.gate.decision import EvidenceError, decide
+from pageahead.experiment.gate.reading import gather
 from pageahead.experiment.report import rendering
 from pageahead.experiment.report.model import build
 from tests.experiment.gate.support import GOOD
@@ -85,6 +86,47 @@ def test_cells_that_cannot_be_used_are_kept_apart(tmp_path) -> None:
     assert "not counted: 1 warm-ups" in page.text
 
 
+@pytest.mark.parametrize("name", ["adamw32/8x4Mi", "adamw8/gpt2", "adamw32/2MiB@resident"])
+@pytest.mark.parametrize(
+    ("legacy", "ours"), [(1e300, 1.0), (1.0, 1e300), (1.0, 1e-300), (1e-300, 1.0), (1e150, 1e-150)]
+)
+def test_times_of_no_machine_are_not_drawn(tmp_path, name, legacy, ours) -> None:
+    records = [
+        stretched(one, legacy, ours) if one.kind == "cell" and one.cell == name else one
+        for one in GOOD
+    ]
+    report = build([written(tmp_path / "run.jsonl", records)])
+    (judgement,) = report.judgements
+    assert judgement.decision.verdict == decide(gather(records), None).verdict
+    page = parsed(rendering.html(report))
+    assert f"no axis has room for their figures: {name}" in page.text
+    drawn = [
+        one.all("span")[0].text for one in page.all("div", class_="strip") if one.all("circle")
+    ]
+    assert name not in drawn
+    assert len(drawn) == sum(one.kind == "cell" for one in GOOD) - 1
+    (axis,) = [one.ratios.axis for one in report.judgements]
+    assert 0.5 < axis.low < axis.high < 5
+    rows = table(page, "Every cell of streamed")
+    assert all(len(figure) < 20 for figures in rows.values() for figure in figures)
+
+
+def stretched(record, legacy: float, ours: float):
+    """A cell whose times are so many times as long."""
+
+    def changed(arm, factor: float):
+        wall = [[factor * one for one in values] for values in arm.timings.wall_ms]
+        return arm.model_copy(update={"timings": arm.timings.model_copy(update={"wall_ms": wall})})
+
+    (candidate,) = record.candidates
+    return record.model_copy(
+        update={
+            "legacy": changed(record.legacy, legacy),
+            "candidates": [changed(candidate, ours)],
+        }
+    )
+
+
 def test_nothing_in_evidence_becomes_markup(tmp_path) -> None:
     hostile = environment(
         argv=["bench", HOSTILE], platform=HOSTILE, python=HOSTILE, commit=HOSTILE, library=HOSTILE
@@ -139,6 +181,7 @@ def test_a_file_without_a_record_is_an_error_that_says_so(tmp_path, content, sai
     ("paths", "strategy", "said"),
     [
         ([H200 / "verify.jsonl"], None, "no measured cell in this evidence"),
+        ([H200 / "bench-training.jsonl"], None, "`pageahead plot-training FILE -o PICTURE`"),
         ([B300], "streamed", "no evidence of streamed; there is: lookahead"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -11,8 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pageahead import cli
-from pageahead.experiment.report import page
+from pageahead import cli, files
 from tests.experiment.report.support import B300, H200, ROOT
 
 
@@ -53,7 +53,11 @@ def test_one_strategy_of_several(tmp_path) -> None:
         ([B300], "where to? -o report.html, or --markdown"),
         ([H200 / "none.jsonl", "-o", "report.html"], "does not exist"),
         ([B300, "--strategy", "magic", "-o", "report.html"], "there is: lookahead"),
-        ([B300, "-o", "/nowhere/report.html"], "No such file or directory"),
+        (
+            [B300, "-o", "/nowhere/r.html"],
+            "cannot write /nowhere/r.html: No such file or directory",
+        ),
+        ([B300, "-o", "/dev/null"], "cannot write /dev/null: it is no regular file"),
         ([B300, "-o", "report.html", "--timeline", B300], "is no PNG, JPEG or SVG picture"),
     ],
 )
@@ -75,17 +79,17 @@ def test_a_page_that_cannot_be_finished_leaves_the_one_before(fault, tmp_path, m
     def half(path: Path, text: str, **settings: object) -> None:
         with path.open("w") as file:
             file.write(text[: len(text) // 2])
-        raise OSError("no space left on device")
+        raise OSError(errno.ENOSPC, "no space left on device", str(path))
 
     def refuse(*paths: object) -> None:
         raise OSError("no space left on device")
 
-    target = (Path, "write_text", half) if fault == "write_text" else (page.os, "replace", refuse)
+    target = (Path, "write_text", half) if fault == "write_text" else (files.os, "replace", refuse)
     with monkeypatch.context() as patch:
         patch.setattr(*target)
         status, said = report(B300, "-o", out)
     assert status == 2
-    assert "no space left on device" in said
+    assert f"Error: cannot write {out}: no space left on device" in said
     assert out.read_text() == "the one before"
     assert os.listdir(tmp_path) == ["report.html"]
 
@@ -95,7 +99,7 @@ def test_a_link_is_written_through_and_rights_are_the_usual_ones(tmp_path) -> No
     real, link = tmp_path / "pages" / "report.html", tmp_path / "latest.html"
     real.touch()
     link.symlink_to(real)
-    page.write(link, "a page")
+    files.write_whole(link, lambda beside: beside.write_text("a page"))
     assert link.is_symlink()
     assert real.read_text() == "a page"
     usual = tmp_path / "usual"

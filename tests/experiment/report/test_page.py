@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 
+from pageahead.experiment.cells import CELLS
 from pageahead.experiment.gate.decision import decide
 from pageahead.experiment.gate.reading import read
 from pageahead.experiment.gate.wording import why
@@ -15,6 +16,7 @@ from pageahead.experiment.report import rendering
 from pageahead.experiment.report.model import build
 from pageahead.experiment.table import amount, milliseconds
 from tests.experiment.gate.support import GOOD, NEEDED, moved
+from tests.experiment.gate.support import record as gate_record
 from tests.experiment.report.support import (
     B300,
     CPU,
@@ -184,6 +186,27 @@ def test_the_bandwidth_is_that_of_the_raw_times() -> None:
         assert row[8:10] == [f"{rate:.1f}", f"{share:.0%}"]
         counted += 1
     assert counted >= 6
+
+
+def test_legacy_has_no_bandwidth_where_it_does_not_page(tmp_path) -> None:
+    name = "resident32/8x4Mi"
+    alone = [environment(), gate_record(CELLS[name], 0.3)]
+    page = parsed(rendering.html(build([written(tmp_path / "run.jsonl", [*GOOD, *alone[1:]])])))
+    (strip,) = [one for one in bandwidth_strips(page) if one.all("span")[0].text == name]
+    assert strip.all("rect", class_="bar-ours")
+    assert not strip.all("rect", class_="bar-legacy")
+    assert "legacy" not in strip.all("svg")[0].attributes["aria-label"]
+    others = [one for one in bandwidth_strips(page) if one is not strip]
+    assert others
+    assert all(one.all("rect", class_="bar-legacy") for one in others)
+    assert "where it does not page it has no bar" in page.text
+    page = parsed(rendering.html(build([written(tmp_path / "alone.jsonl", alone)])))
+    assert "legacy does not page here" in page.text
+    assert not page.all("rect", class_="bar-legacy")
+
+
+def bandwidth_strips(page):
+    return [one for one in page.all("div", class_="strip") if one.all("rect", class_="bar-ours")]
 
 
 def test_ratios_lie_on_the_page_as_they_compare(tmp_path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from pageahead.experiment.slurm.states import SlurmError, State
 from tests.experiment.support import environment
 
 POPEN = subprocess.Popen
+ROOT = Path(__file__).parents[3]
 ABOUT = {
     "time": "2026-11-30T01:07:00+00:00",
     "device_kind": "cpu",
@@ -86,6 +89,26 @@ def test_a_dry_run_prints_scripts_and_writes_nothing(tmp_path, monkeypatch) -> N
     assert "gres" not in b300
     assert "wckey" not in result.stdout
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_docs_and_the_scripts_gate_what_their_jobs_leave() -> None:
+    page = (ROOT / "docs" / "slurm.md").read_text(encoding="utf-8")
+    block = re.search(r"^```\n(.*?)^```$", page, re.MULTILINE | re.DOTALL).group(1)
+    commands = [shlex.split(line) for line in block.replace("\\\n", " ").splitlines()]
+    left = set()
+    for words in commands:
+        if words[:3] == ["pageahead", "slurm", "submit"]:
+            result = run("submit", "--dry-run", *words[3:])
+            assert result.exit_code == 0, result.output
+            left |= set(re.findall(r"evidence goes to (\S+)", result.output))
+    (gated,) = [words[2:] for words in commands if words[:2] == ["pageahead", "gate"]]
+    assert {Path(one).name for one in gated} == {"h200-bench.jsonl", "h200-verify.jsonl"} <= left
+
+    scripts = {name: (ROOT / "slurm" / f"{name}.sh").read_text() for name in ("bench", "verify")}
+    gate = (ROOT / "slurm" / "gate.sh").read_text(encoding="utf-8")
+    assert re.findall(r"\$FOLDER/\$KIND-(\w+)\.jsonl", gate) == ["bench", "verify"]
+    for name, script in scripts.items():
+        assert f'"evidence":"%s-{name}.jsonl"' in script
 
 
 @pytest.mark.parametrize(
@@ -226,6 +249,18 @@ def test_status_shows_what_is_known_without_slurm(tmp_path, monkeypatch) -> None
     assert "unknown" in result.output
     assert run("collect", tmp_path).exit_code == 2
     assert run("cancel", tmp_path).exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["status", "collect", "cancel"])
+def test_a_folder_without_jobs_is_said_and_ends_with_2(command, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(states, "ask", lambda jobs: pytest.fail("Slurm was asked"))
+    result = run(command, tmp_path)
+    assert result.exit_code == 2
+    assert f"Error: {tmp_path}: no jobs in it; name the --folder" in result.output
+    result = run(command, tmp_path / "none")
+    assert result.exit_code == 2
+    assert f"Error: {tmp_path / 'none'}: no such folder" in result.output
+    assert not (tmp_path / "none").exists()
 
 
 # What runs in a job.

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import io
+from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
+from typer.testing import CliRunner
 
+from pageahead import cli
 from pageahead.experiment import bench, evidence, runner
 from pageahead.experiment.evidence import FailedRecord, TrainingRecord, read
 from pageahead.experiment.protocol import Protocol
@@ -79,7 +84,7 @@ def test_a_picture_is_drawn_of_the_last_run(tmp_path, suffix) -> None:
     old = record().model_copy(update={"run": "before", "device_name": "An old GPU"})
     for one in (environment(), old, *ALL, cell()):
         evidence.append(source, one)
-    plot.draw(source, target)
+    plot.draw(source, target, console())
     written = target.read_bytes()
     if suffix == "png":
         assert written.startswith(b"\x89PNG")
@@ -89,7 +94,7 @@ def test_a_picture_is_drawn_of_the_last_run(tmp_path, suffix) -> None:
         assert words in text
     assert "An old GPU" not in text
     assert text.count("HBM used for state, GB") == 4
-    plot.draw(source, target)
+    plot.draw(source, target, console())
     assert target.read_bytes() == written
 
 
@@ -118,10 +123,40 @@ def test_there_may_be_nothing_to_draw_or_no_such_format(tmp_path) -> None:
     source = tmp_path / "run.jsonl"
     evidence.append(source, environment())
     with pytest.raises(plot.NothingToDrawError, match="1 records of 1 run"):
-        plot.draw(source, tmp_path / "run.svg")
+        plot.draw(source, tmp_path / "run.svg", console())
     evidence.append(source, record())
     with pytest.raises(plot.NothingToDrawError, match=r"run\.bmp: no such format .* svg"):
-        plot.draw(source, tmp_path / "run.bmp")
+        plot.draw(source, tmp_path / "run.bmp", console())
+
+
+def test_a_torn_line_costs_that_line_alone(tmp_path) -> None:
+    source, target = tmp_path / "run.jsonl", tmp_path / "run.svg"
+    for one in (environment(), *ALL):
+        evidence.append(source, one)
+    *whole, last = source.read_text().splitlines()
+    source.write_text("\n".join([*whole, last[: len(last) // 2]]))
+    result = CliRunner().invoke(cli.app, ["plot-training", str(source), "-o", str(target)])
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"wrote {target}\n"
+    assert f"not a record, and left out: run.jsonl, line {len(ALL) + 1}: Invalid" in result.stderr
+    assert target.read_text().count("HBM used for state, GB") == len(ALL) - 1
+
+
+def test_a_full_disk_leaves_the_picture_before(tmp_path, monkeypatch) -> None:
+    source, target = tmp_path / "run.jsonl", tmp_path / "run.svg"
+    evidence.append(source, record())
+    target.write_text("the one before")
+
+    def half(figure: object, path: Path, **settings: object) -> None:
+        path.write_text("<svg")
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Figure, "savefig", half)
+    result = CliRunner().invoke(cli.app, ["plot-training", str(source), "-o", str(target)])
+    assert result.exit_code == 2
+    assert f"Error: cannot write {target}: No space left on device" in result.output
+    assert target.read_text() == "the one before"
+    assert sorted(tmp_path.iterdir()) == [source, target]
 
 
 def test_a_real_run_on_the_cpu(tmp_path) -> None:
@@ -134,7 +169,7 @@ def test_a_real_run_on_the_cpu(tmp_path) -> None:
     assert isinstance(measured, TrainingRecord)
     assert described.run == measured.run
     assert "NO evidence of transfer speed" in " ".join(output.file.getvalue().split())
-    plot.draw(out, tmp_path / "run.png")
+    plot.draw(out, tmp_path / "run.png", console())
 
 
 def test_parameters_are_what_the_device_is_for(monkeypatch) -> None:

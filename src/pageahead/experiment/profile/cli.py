@@ -12,6 +12,7 @@ from rich.console import Console
 
 from pageahead import terminal
 from pageahead.experiment.cells import UnknownCellError, cell_named
+from pageahead.files import check_apart, check_regular
 
 __all__ = ["profile"]
 
@@ -95,10 +96,15 @@ def profile(
         raise typer.BadParameter(
             "with it nothing is recorded here, so that nothing can be written", param_hint="--mark"
         )
+    check_apart(
+        {"--out": out, "--trace": trace, "--picture": picture}, [nsys] if nsys is not None else []
+    )
     argv = ["profile", cell, "--strategy", strategy.value, "--device", device.value]
     argv += ["--steps", str(steps)]
     for name, path in (("--out", out), ("--nsys", nsys)):
         argv += [name, path.name] if path is not None else []
+    if out is not None:
+        check_regular(out, "--out")
     for path in (out, trace, picture):
         _check_writable(path)
     options = command.Options(

@@ -20,6 +20,9 @@ __all__ = [
     "ratio_chart",
 ]
 
+FURTHEST = 1e6
+"""A ratio or GB/s beyond it, or a ratio below its inverse, is of no machine: an axis on which it
+had a place would have none for the others."""
 TITLES = {
     "primary": "Primary: state on the host",
     "tiny": "Tiny: 2 MiB of state",
@@ -71,23 +74,44 @@ class Group:
 
 @dataclass(frozen=True)
 class RatioChart:
-    """Legacy over candidate of every cell, on one logarithmic axis."""
+    """Legacy over candidate of every cell, on one logarithmic axis.
+
+    Attributes:
+        axis: of all groups.
+        groups: cells by role.
+        beyond: cells that are not drawn, as no axis has room for them.
+    """
 
     axis: Axis
     groups: Sequence[Group]
+    beyond: Sequence[str]
 
 
 @dataclass(frozen=True)
 class BandwidthChart:
-    """GB/s of every cell whose state crosses the link, on one axis from zero."""
+    """GB/s of every cell whose state crosses the link, on one axis from zero.
+
+    Attributes:
+        axis: of all cells.
+        rows: the cells.
+        beyond: cells that are not drawn, as no axis has room for them.
+    """
 
     axis: Axis
     rows: Sequence[Row]
+    beyond: Sequence[str]
 
     @property
     def both_ways(self) -> bool:
         """Whether the candidate copies in and out within a step."""
         return any(row.bandwidth is not None and row.bandwidth.both_ways for row in self.rows)
+
+    @property
+    def legacy_pages(self) -> bool:
+        """Whether legacy's state crosses the link in any of them."""
+        return any(
+            row.bandwidth is not None and row.bandwidth.legacy is not None for row in self.rows
+        )
 
 
 def means(rows: Iterable[Row], thresholds: Thresholds) -> list[Mean]:
@@ -107,10 +131,12 @@ def means(rows: Iterable[Row], thresholds: Thresholds) -> list[Mean]:
 
 def ratio_chart(rows: Sequence[Row], thresholds: Thresholds) -> RatioChart | None:
     """None where there is nothing to draw."""
-    shown = [row for row in rows if row.measured is not None]
-    if not shown:
+    measured = [row for row in rows if row.measured is not None]
+    if not measured:
         return None
-    of_primary = means(rows, thresholds)
+    shown = [row for row in measured if all(map(_on_an_axis, _values(row)))]
+    # As the gate has them; what one cell has taken beyond all measure cannot be drawn, either.
+    of_primary = [mean for mean in means(rows, thresholds) if _on_an_axis(mean.value)]
     lines = {
         "primary": thresholds.primary_ratio,
         "tiny": thresholds.primary_ratio,
@@ -138,18 +164,31 @@ def ratio_chart(rows: Sequence[Row], thresholds: Thresholds) -> RatioChart | Non
     values = [value for row in shown for value in _values(row)]
     values += [group.line for group in groups if group.line is not None]
     values += [value for mean in of_primary for value in (mean.value, mean.least)]
-    return RatioChart(logarithmic(values), groups)
+    return RatioChart(logarithmic(values), groups, _names_but(measured, shown))
 
 
 def bandwidth_chart(rows: Sequence[Row]) -> BandwidthChart | None:
     """None where no cell's state crosses a link that was measured."""
-    shown = [row for row in rows if row.bandwidth is not None]
-    if not shown:
+    crossing = [row for row in rows if row.bandwidth is not None]
+    if not crossing:
         return None
-    speeds = [row.bandwidth for row in shown if row.bandwidth is not None]
-    return BandwidthChart(
-        linear(value for one in speeds for value in (one.legacy, one.ours, one.link)), shown
-    )
+    shown = [row for row in crossing if max(_speeds(row)) <= FURTHEST]
+    axis = linear(value for row in shown for value in _speeds(row))
+    return BandwidthChart(axis, shown, _names_but(crossing, shown))
+
+
+def _names_but(rows: Sequence[Row], shown: Sequence[Row]) -> list[str]:
+    return [row.name for row in rows if row not in shown]
+
+
+def _on_an_axis(ratio: float) -> bool:
+    return 1 / FURTHEST <= ratio <= FURTHEST
+
+
+def _speeds(row: Row) -> list[float]:
+    one = row.bandwidth
+    assert one is not None
+    return [one.ours, one.link, *([] if one.legacy is None else [one.legacy])]
 
 
 def _values(row: Row) -> list[float]:

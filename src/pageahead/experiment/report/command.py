@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from pageahead.files import check_apart
+
 __all__ = ["report"]
 
 
@@ -48,6 +50,7 @@ def report(
     """
     if out is None and not markdown:
         raise typer.BadParameter("where to? -o report.html, or --markdown", param_hint="-o")
+    check_apart({"--out": out}, [*evidence, *(timeline or [])])
     # No other command should wait for what this one needs.
     from pageahead.experiment.report import page
 

@@ -152,6 +152,11 @@ def build(
         raise EvidenceError(f"no evidence of {strategy}; there is: {there}")
     others = (evidence.profiles, evidence.setups, evidence.failed, evidence.left_out)
     if not judgements and not any(others):
+        if any("training" in file.records for file in files):
+            raise EvidenceError(
+                "no measured cell in this evidence, but whole iterations of training; "
+                "`pageahead plot-training FILE -o PICTURE` draws them"
+            )
         raise EvidenceError(
             "no measured cell in this evidence; `pageahead bench --preset matrix --out FILE` "
             "makes some"

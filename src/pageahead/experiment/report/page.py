@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from pageahead.experiment.gate.decision import EvidenceError
 from pageahead.experiment.report import rendering
 from pageahead.experiment.report.model import build
+from pageahead.files import write_whole
 
-__all__ = ["EvidenceError", "run", "write"]
+__all__ = ["EvidenceError", "run"]
 
 
 def run(
@@ -40,17 +40,5 @@ def run(
     text = rendering.markdown(report) if markdown else rendering.html(report)
     if out is None:
         return text.rstrip("\n")
-    write(out, text)
+    write_whole(out, lambda beside: beside.write_text(text, encoding="utf-8"))
     return f"wrote {out} ({report.title.removeprefix('pageahead: ')})"
-
-
-def write(path: Path, text: str) -> None:
-    """All of it or nothing: a file that was there stays until the new one is complete."""
-    target = path.resolve()  # a link keeps pointing to it
-    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise

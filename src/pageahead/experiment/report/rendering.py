@@ -69,6 +69,11 @@ def _constants() -> dict[str, object]:
     return {"confidence": CONFIDENCE, "same": SAME_WITHIN, "explanations": EXPLANATIONS}
 
 
+def _fixed(value: float, digits: int) -> str:
+    """Decimals; where there would be hundreds of digits before them, an exponent."""
+    return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.3g}"
+
+
 def _tone(name: str) -> str:
     return TONES[name]
 
@@ -142,13 +147,13 @@ FILTERS: dict[str, Callable[..., object]] = {
     "median": median,
     "moment": _moment,
     "ms": milliseconds,
-    "percent": "{:.0%}".format,
-    "ratio": "{:.3f}".format,
+    "percent": lambda value: f"{_fixed(100 * value, 0)}%",
+    "ratio": lambda value: _fixed(value, 3),
     "role": lambda role: ROLES.get(role, role),
     "sentence": _sentence,
-    "speed": "{:.1f}".format,
+    "speed": lambda value: _fixed(value, 1),
     "tick": "{:g}".format,
     "tone": _tone,
-    "two": "{:.2f}".format,
+    "two": lambda value: _fixed(value, 2),
     "word": word,
 }

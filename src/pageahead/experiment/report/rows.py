@@ -24,14 +24,14 @@ class Bandwidth:
     """GB/s (1e9 bytes): state of a cell over the median step, and what the link can do.
 
     Attributes:
-        legacy: of bitsandbytes' step.
+        legacy: of bitsandbytes' step; None where it does not page, and nothing crosses the link.
         ours: of the candidate's.
         link: the median of page-locked copies in the same process: each way with both directions
             busy where the candidate copies both ways, to the device where it does not.
         both_ways: whether the candidate copies state in and out within its step.
     """
 
-    legacy: float
+    legacy: float | None
     ours: float
     link: float
     both_ways: bool
@@ -115,8 +115,11 @@ def bandwidth(measured: Measured, strategy: str) -> Bandwidth | None:
     if not both_ways and strategy not in MANAGED_STRATEGIES:
         return None
     moved = measured.streamed_bytes if both_ways else measured.state_bytes
+    legacy = None
+    if measured.cell.optimizer.legacy_pages:
+        legacy = gigabytes_per_second(measured.state_bytes, measured.legacy_ms)
     return Bandwidth(
-        gigabytes_per_second(measured.state_bytes, measured.legacy_ms),
+        legacy,
         gigabytes_per_second(moved, measured.candidate_ms),
         link.duplex_median if both_ways else median(link.to_device),
         both_ways,

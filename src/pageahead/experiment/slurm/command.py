@@ -147,14 +147,18 @@ def submit(
 
 @app.command()
 def status(folder: FolderArgument) -> None:
-    """Show the jobs of a folder. Writes nothing."""
-    jobs, problems = Folder(folder.absolute()).read()
+    """Show the jobs of a folder. Writes nothing.
+
+    The exit status is 2 if there are no jobs, else 0.
+    """
+    where = Folder(folder.absolute())
+    jobs, problems = _jobs(where)
     said: dict[str, State] = {}
     try:
         said = collecting.live(jobs)
     except SlurmError as error:
         typer.echo(f"Slurm cannot be asked: {error}", err=True)
-    _show(Folder(folder.absolute()), jobs, said, problems, terminal.console())
+    _show(where, jobs, said, problems, terminal.console())
 
 
 @app.command()
@@ -171,8 +175,7 @@ def collect(
     """
     where = Folder(folder.absolute())
     console = terminal.console()
-    if not where.read()[0]:
-        raise _failure(f"no jobs in {folder}")
+    _jobs(where)
     if wait:
         raise typer.Exit(_wait(where, console))
     try:
@@ -191,8 +194,11 @@ def cancel(
         typer.Option("--device-kind", "-k", metavar="NAME", help="Only of this kind."),
     ] = None,
 ) -> None:
-    """Cancel the jobs of a folder that wait or run. What they have measured stays."""
-    jobs, _ = Folder(folder.absolute()).read()
+    """Cancel the jobs of a folder that wait or run. What they have measured stays.
+
+    The exit status is 2 if Slurm cannot be asked or there are no jobs, else 0.
+    """
+    jobs, _ = _jobs(Folder(folder.absolute()))
     wanted = [one for one in jobs if not kind or one.about.device_kind in kind]
     try:
         chosen = [job for job, state in collecting.live(wanted).items() if not state.over]
@@ -249,6 +255,17 @@ def _submit(requests: Sequence[submitting.Request], folder: Folder, again: bool)
             else:
                 typer.echo(f"{order.kind}: job {record.job}, evidence {order.evidence}")
     return wrong
+
+
+def _jobs(folder: Folder) -> tuple[list[Job], list[str]]:
+    """As `Folder.read`; ends the command with 2 where nothing was ever submitted."""
+    jobs, problems = folder.read()
+    if not jobs:
+        for one in problems:
+            typer.echo(f"not a record: {one}", err=True)
+        what = "no jobs in it" if folder.path.exists() else "no such folder"
+        raise _failure(f"{folder.path}: {what}; name the --folder that submit was given")
+    return jobs, problems
 
 
 def _wait(folder: Folder, console: Console) -> int:

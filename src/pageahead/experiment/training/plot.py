@@ -8,12 +8,14 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from rich.console import Console
 
 from pageahead.experiment import evidence
 from pageahead.experiment.evidence import Environment, Record, TrainingArm, TrainingRecord
 from pageahead.experiment.resume import same_conditions
 from pageahead.experiment.training.cells import CELLS
 from pageahead.experiment.training.table import shown
+from pageahead.files import write_whole
 
 __all__ = ["NothingToDrawError", "draw", "figure", "latest"]
 
@@ -31,15 +33,21 @@ class NothingToDrawError(ValueError):
     """The evidence has no training iterations."""
 
 
-def draw(source: Path, target: Path) -> None:
+def draw(source: Path, target: Path, log: Console) -> None:
     """Draw what `latest` finds in the evidence in `source`; `target`'s suffix says in what format.
+
+    A line that is no record, as a run that was killed leaves it, is said to `log`.
 
     Raises:
         NothingToDrawError: there is no training record, or no such format.
-        EvidenceError: a line is no record.
         OSError: a file cannot be read or written.
     """
-    drawn = figure(latest(evidence.read(source)))
+    records, problems = evidence.read_all(source)
+    for problem in problems:
+        log.print(
+            f"not a record, and left out: {problem}", markup=False, highlight=False, soft_wrap=True
+        )
+    drawn = figure(latest(records))
     formats = drawn.canvas.get_supported_filetypes()
     suffix = target.suffix.removeprefix(".").lower()
     if suffix not in formats:
@@ -49,7 +57,12 @@ def draw(source: Path, target: Path) -> None:
     # Text stays text, and the file is the same each time.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "pageahead"}):
         metadata = {"Date": None} if suffix == "svg" else None
-        drawn.savefig(target, dpi=DOTS_PER_INCH, metadata=metadata)
+        write_whole(
+            target,
+            lambda beside: drawn.savefig(
+                beside, dpi=DOTS_PER_INCH, format=suffix, metadata=metadata
+            ),
+        )
 
 
 def latest(records: Sequence[Record]) -> list[TrainingRecord]:
