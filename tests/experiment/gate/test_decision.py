@@ -453,6 +453,7 @@ def test_cells_of_another_state_than_the_last_run_do_not_count(changes, why) -> 
         ({"samples": 0}, "the driver was not asked"),
         ({"driver_before": 20 << 30}, "others had taken"),
         ({"staging": 1 << 40}, "a ring of 1 TiB"),
+        ({"staging": 5 * CELL.state_bytes + 1}, "for 64 MiB of state"),
     ],
 )
 def test_a_peak_that_cannot_be_compared_is_missing(changes, why) -> None:
@@ -466,6 +467,14 @@ def test_a_peak_that_cannot_be_compared_is_missing(changes, why) -> None:
     decision = judged([changed(one) for one in GOOD])
     assert missing(decision) == ["6"]
     assert why in finding(decision, "6").missing[0]
+
+
+def test_a_ring_of_four_slots_with_all_of_the_state_and_padding_is_one() -> None:
+    staging = 4 * CELL.state_bytes + MIB
+    records = without(
+        lambda one: isinstance(one, PeakRecord) and (one.cell, one.arm) == (CELL.cell, "streamed")
+    )
+    assert judged([*records, peak(CELL.cell, "streamed", staging=staging)]).verdict == "GO"
 
 
 def test_the_ratio_is_that_of_the_rounds_and_not_of_all_times_together() -> None:

@@ -226,7 +226,7 @@ def _why_not_comparable(
             f"others had taken {amount(legacy.driver_before)} of the GPU before legacy's process "
             f"and {amount(ours.driver_before)} before the candidate's; measure both again"
         )
-    if ours.staging > thresholds.slots * state_bytes:
+    if ours.staging > thresholds.ring * state_bytes:
         return f"a ring of {amount(ours.staging)} for {amount(state_bytes)} of state"
     return None
 

@@ -39,7 +39,6 @@ class Measured:
         legacy_ms, candidate_ms: medians over all repetitions.
         verdict: of the rounds.
         equal: whether the results were equal, bit for bit.
-        different_tensors: how many were not.
         settle_ms: how much longer than after legacy's the device was busy after the candidate's
             step; None of published figures.
         limit: see there; of cells whose state is on the host.
@@ -58,7 +57,6 @@ class Measured:
     candidate_ms: float
     verdict: Verdict
     equal: bool
-    different_tensors: int
     settle_ms: float | None
     limit: Limit
     overlap_ms: float
@@ -228,7 +226,6 @@ def of_rounds(
         candidate_ms=candidate_ms,
         verdict=verdict(ratios),
         equal=candidate.comparison.equal,
-        different_tensors=candidate.comparison.differences,
         settle_ms=middle(ours.settle_ms) - middle(legacy.settle_ms),
         limit=limit(legacy_ms, update_ms, record.state_bytes, record.link)
         if on_host
@@ -253,7 +250,6 @@ def _of_summary(record: SummaryRecord) -> Measured:
         candidate_ms=record.candidate_ms,
         verdict=range_verdict(record.rounds, record.lowest, record.highest),
         equal=record.equal,
-        different_tensors=0 if record.equal else 1,
         settle_ms=None,
         limit=limit(record.legacy_ms, record.update_ms, record.state_bytes, None),
         overlap_ms=0.0,

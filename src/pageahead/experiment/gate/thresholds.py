@@ -31,7 +31,8 @@ class Thresholds:
             smallest group of `pageahead verify` without ``--full`` has 13.
         taken_before: bytes by which what others had taken of the GPU may differ between the two
             processes whose peaks are compared.
-        slots: times its state that a ring may hold; a chunk is at most all of it.
+        ring: times its state that a ring may have: four slots, each with at most all of it, and
+            what alignment adds.
     """
 
     improvement: float = 1.15
@@ -44,7 +45,7 @@ class Thresholds:
     rounds: int = FEWEST_ROUNDS
     verified_cells: int = 12
     taken_before: int = 64 << 20
-    slots: int = 4
+    ring: int = 5
 
     @property
     def primary_ratio(self) -> float:
