@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from collections import Counter
 
 import psutil
@@ -15,6 +17,18 @@ from pageahead import Paging
 from .support import candidate, gradients, parameters
 
 SHAPES = ((5_000,), (2_000_000,), (200_000,), (30_000,), (6_000_000,), (150_000,))
+
+
+STREAMS = """
+import torch, pageahead
+from pageahead.device import device_for
+torch.zeros(1, device="cuda")
+device = device_for(torch.device("cuda", 0))
+free, _ = torch.cuda.mem_get_info()
+streams = [device.stream(role) for role in ("fetch", "write-back")]
+torch.cuda.synchronize()
+print(free - torch.cuda.mem_get_info()[0], streams[0].handle != streams[1].handle)
+"""
 
 
 def _train(optimizer: object, params: list[torch.nn.Parameter], steps: int) -> None:
@@ -91,3 +105,13 @@ def test_twenty_optimizers_leave_nothing_behind(strategy: str) -> None:
     assert process.memory_info().rss - host < state_bytes / 2
     assert torch.cuda.memory_reserved() == reserved
     assert torch.cuda.mem_get_info()[0] >= free - (8 << 20)
+
+
+def test_streams_take_next_to_no_memory() -> None:
+    """In a process of its own: nobody has asked PyTorch for a stream there, which takes 70 MiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", STREAMS], capture_output=True, text=True, timeout=300, check=True
+    )
+    taken, distinct = done.stdout.split()
+    assert int(taken) < 16 << 20
+    assert distinct == "True"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -35,8 +38,10 @@ class Library:
         self.status = 0
         self.last_error = 0
         self.streams: list[int] = []
+        self.made: list[tuple[int, int]] = []
         self.cudaMemcpyAsync = Function(self._copy)
         self.cudaMemcpy2DAsync = Function(self._copy_rows)
+        self.cudaStreamCreateWithPriority = Function(self._create_stream)
         self.cudaGetLastError = Function(self._get_last_error)
 
     def _copy(self, to: int, start: int, nbytes: int, kind: int, stream: int) -> int:
@@ -61,6 +66,14 @@ class Library:
         for row in range(height):
             ctypes.memmove(to + row * to_pitch, start + row * pitch, width)
         self.streams.append(stream)
+        return 0
+
+    def _create_stream(self, place: Any, flags: int, priority: int) -> int:
+        if self.status:
+            self.last_error = self.status
+            return self.status
+        place._obj.value = STREAM + len(self.made)
+        self.made.append((flags, priority))
         return 0
 
     def _get_last_error(self) -> int:
@@ -116,6 +129,32 @@ def test_a_refused_copy_raises_and_leaves_no_error(
     one, other = (source, source.clone()) if rows else (source[0], source[1])
     with pytest.raises(RuntimeError, match=r"refused to copy (8|16) bytes: error 700"):
         device.copy(one, other, stream=Stream())
+    assert library.last_error == 0
+
+
+def test_streams_are_not_of_pytorchs_pool(
+    device: CudaDevice, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[torch.device] = []
+    device.torch_device = torch.device("cuda", 1)
+    device._streams, device._pool = {}, []
+    monkeypatch.setattr(torch.cuda, "device", lambda one: nullcontext(entered.append(one)))
+    monkeypatch.setattr(
+        torch.cuda, "ExternalStream", lambda handle, on: SimpleNamespace(cuda_stream=handle, on=on)
+    )
+    fetch, home = device.stream("fetch"), device.stream("write-back")
+    assert (fetch.handle, home.handle) == (STREAM, STREAM + 1)
+    assert device.stream("fetch") is fetch
+    assert fetch.raw.on == device.torch_device  # type: ignore[attr-defined]
+    non_blocking, first = 1, -1
+    assert library.made == [(non_blocking, first)] * 2
+    assert entered == [device.torch_device] * 2
+
+
+def test_a_refused_stream_raises_and_leaves_no_error(library: Library) -> None:
+    library.status = 2
+    with pytest.raises(RuntimeError, match=r"refused to make a stream: error 2"):
+        CudaRuntime(library).create_stream(-1)  # type: ignore[arg-type]
     assert library.last_error == 0
 
 

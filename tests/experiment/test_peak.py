@@ -56,6 +56,7 @@ def test_on_the_cpu_there_is_none() -> None:
 @pytest.fixture
 def played_gpu(monkeypatch):
     taken = [10 * MIB]
+    monkeypatch.setattr(peak, "SETTLED_SECONDS", 0)
     monkeypatch.setattr(peak, "EVERY_SECONDS", 1000)  # whoever looks does so between steps
     cuda = Identity(torch.device("cpu"), "cuda", "A GPU", "libbitsandbytes_cuda130.so")
     monkeypatch.setattr(peak, "identify", lambda wanted: cuda)
@@ -93,3 +94,20 @@ def test_the_peak_of_legacy_has_no_ring(played_gpu, monkeypatch) -> None:
     record = peak.measure_peak(request("legacy"), lambda phase, steps: None)
     assert (record.driver_peak, record.staging) == (90 * MIB, 0)
     assert played_gpu[-1] == "freed"
+
+
+@pytest.mark.parametrize(("patience", "expected"), [(10.0, 3), (0.1, 8)])
+def test_what_was_taken_before_is_read_when_it_changes_no_more(
+    monkeypatch, patience, expected
+) -> None:
+    """A clock that moves by a twentieth of a second when somebody sleeps."""
+    clock = [0.0]
+    monkeypatch.setattr(peak.time, "monotonic", lambda: clock[0])
+
+    def sleep(seconds: float) -> None:
+        clock[0] += 0.05
+
+    monkeypatch.setattr(peak.time, "sleep", sleep)
+    monkeypatch.setattr(peak, "PATIENCE_SECONDS", patience)
+    falling = iter([9, 9, 8, 8, 8, 8, 7, 3, *[3] * 20])
+    assert peak._settled(lambda: next(falling)) == expected

@@ -35,7 +35,7 @@ class CudaEvent:
 
 
 class CudaStream:
-    """A PyTorch stream whose events come from a pool."""
+    """A stream as PyTorch knows it, whose events come from a pool."""
 
     __slots__ = ("_pool", "handle", "raw")
 
@@ -92,9 +92,9 @@ class CudaDevice:
     def stream(self, role: str) -> CudaStream:
         known = self._streams.get(role)
         if known is None:
-            # High-priority streams come from a pool that few programs draw from, so ours are
-            # unlikely to be the same CUDA stream as one of the caller's.
-            raw = torch.cuda.Stream(self.torch_device, priority=-1)
+            with torch.cuda.device(self.torch_device):
+                handle = self._runtime.create_stream(priority=-1)
+            raw = torch.cuda.ExternalStream(handle, self.torch_device)
             # Two threads that step for the first time get one stream.
             known = self._streams.setdefault(role, CudaStream(raw, self._pool))
         return known

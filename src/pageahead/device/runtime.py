@@ -15,6 +15,7 @@ import torch
 __all__ = ["CudaRuntime", "shared_runtime"]
 
 _MEMCPY_DEFAULT = 4  # cudaMemcpyDefault: the direction follows from the addresses
+_STREAM_NON_BLOCKING = 1  # cudaStreamNonBlocking: not ordered against the legacy default stream
 
 
 class CudaRuntime:
@@ -40,7 +41,27 @@ class CudaRuntime:
             ctypes.c_int,
             ctypes.c_void_p,
         ]
+        self._create_stream = library.cudaStreamCreateWithPriority
+        self._create_stream.argtypes = [
+            ctypes.POINTER(ctypes.c_void_p),
+            ctypes.c_uint,
+            ctypes.c_int,
+        ]
         self._last_error = library.cudaGetLastError
+
+    def create_stream(self, priority: int) -> int:
+        """Make a raw, non-blocking stream on the current device; lower priorities go first.
+
+        ``torch.cuda.Stream`` takes one of a pool instead, whose 128 streams are all made with the
+        first: 70 MiB of device memory on an H200 (`docs/pitfalls.md`).
+
+        Raises:
+            RuntimeError: as `copy_async`.
+        """
+        stream = ctypes.c_void_p()
+        status = self._create_stream(ctypes.byref(stream), _STREAM_NON_BLOCKING, priority)
+        self._check(status, "to make a stream")
+        return stream.value or 0
 
     def copy_async(self, destination: int, source: int, nbytes: int, stream: int) -> None:
         """Enqueue a copy between two addresses on a raw stream.
@@ -51,7 +72,9 @@ class CudaRuntime:
         Raises:
             RuntimeError: CUDA refuses. The error is cleared: bitsandbytes would end the process.
         """
-        self._check(self._memcpy(destination, source, nbytes, _MEMCPY_DEFAULT, stream), nbytes)
+        status = self._memcpy(destination, source, nbytes, _MEMCPY_DEFAULT, stream)
+        if status != 0:
+            self._check(status, f"to copy {nbytes} bytes")
 
     def copy_rows_async(
         self,
@@ -78,12 +101,13 @@ class CudaRuntime:
             _MEMCPY_DEFAULT,
             stream,
         )
-        self._check(status, rows * nbytes)
+        if status != 0:
+            self._check(status, f"to copy {rows * nbytes} bytes")
 
-    def _check(self, status: int, nbytes: int) -> None:
+    def _check(self, status: int, what: str) -> None:
         if status != 0:
             self.clear_error()
-            raise RuntimeError(f"CUDA refused to copy {nbytes} bytes: error {status}")
+            raise RuntimeError(f"CUDA refused {what}: error {status}")
 
     def clear_error(self) -> int:
         """Clear the calling thread's last error and return its number; 0 means none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 
@@ -19,6 +20,9 @@ from pageahead.experiment.messages import PeakRequest
 __all__ = ["PeakError", "Watch", "measure_peak"]
 
 EVERY_SECONDS = 0.001
+SETTLED_SECONDS = 0.4
+"""Memory that stays the same for so long is nobody's who is just ending."""
+PATIENCE_SECONDS = 5.0
 
 
 class PeakError(RuntimeError):
@@ -92,7 +96,7 @@ def measure_peak(request: PeakRequest, report: Report) -> PeakRecord:
     progress = Phases(report)
     progress.enter("making parameters and gradients")
     torch.cuda.init()
-    before = _used(identity.device)
+    before = _settled(lambda: _used(identity.device))
     torch.cuda.reset_peak_memory_stats(identity.device)
     with Watch(lambda: _used(identity.device), EVERY_SECONDS) as watch:
         workload = Workload(cell.layout.shapes_on("cuda"), identity.device, SEED, GRADIENT_SETS)
@@ -128,6 +132,17 @@ def measure_peak(request: PeakRequest, report: Report) -> PeakRecord:
         torch_peak=int(torch.cuda.max_memory_allocated(identity.device)),
         staging=staging,
     )
+
+
+def _settled(used: Callable[[], int]) -> int:
+    """What is taken once it changes no more: the driver frees a process's memory after its end."""
+    begun = since = time.monotonic()
+    taken = used()
+    while (now := time.monotonic()) - since < SETTLED_SECONDS and now - begun < PATIENCE_SECONDS:
+        time.sleep(SETTLED_SECONDS / 10)
+        if (again := used()) != taken:
+            taken, since = again, time.monotonic()
+    return taken
 
 
 def _used(device: torch.device) -> int:
