@@ -161,6 +161,9 @@ class LazyDevice:
     def free_bytes(self) -> int:
         return 0
 
+    def passing_bytes(self) -> int:
+        return 0
+
     def block(self) -> CpuBlock:
         return CpuBlock()
 

@@ -137,6 +137,9 @@ class Tripwire:
     def free_bytes(self) -> int:
         return self.inner.free_bytes()
 
+    def passing_bytes(self) -> int:
+        return self.inner.passing_bytes()
+
     def unpin(self, address: int) -> None:
         self.inner.unpin(address)
 

@@ -47,6 +47,15 @@ def device() -> CudaDevice:
     return made
 
 
+@pytest.mark.parametrize(("most", "now", "passing"), [(90, 30, 60), (30, 30, 0), (20, 30, 0)])
+def test_what_passed_is_the_peak_less_what_is_there(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch, most: int, now: int, passing: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: most)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: now)
+    assert device.passing_bytes() == passing
+
+
 @pytest.mark.parametrize(
     ("free", "fraction", "reserved", "expected"),
     [

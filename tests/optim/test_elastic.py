@@ -201,6 +201,34 @@ def test_absmax_counts(gpu: Gpu) -> None:
         assert optimizer.residency().resident == (0 if missing else state)
 
 
+@pytest.mark.parametrize(("passing", "kept_free"), [(2 * RESERVE, 2 * RESERVE), (1, RESERVE)])
+def test_a_reserve_that_nobody_set_is_what_activations_took(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, passing: int, kept_free: int
+) -> None:
+    """At least so much as there is to be anyway; and what later batches take changes nothing."""
+    monkeypatch.setattr(elastic, "LEAST_RESERVE", RESERVE)
+    took = [passing]
+    monkeypatch.setattr(cpu_device(), "passing_bytes", lambda: took[0])
+    gpu.room = kept_free - RESERVE + STATE // 2 + STAGING
+    optimizer = adamw(gpu, hbm_reserve=None)
+    for _ in range(3):
+        steps(optimizer, range(1))
+        now = optimizer.residency()
+        free = gpu.room + RESERVE - now.resident - now.slots
+        assert kept_free <= free - BESIDE < kept_free + 8 * max(SIZES) + STAGING
+        took[0] = 3 * RESERVE
+
+
+def test_without_a_backward_activations_are_not_asked_for(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading may have taken more at the most than training will."""
+    monkeypatch.setattr(cpu_device(), "passing_bytes", lambda: pytest.fail("asked"))
+    optimizer = adamw(gpu, hbm_reserve=None)
+    train(optimizer, range(2))
+    assert optimizer._elastic._reserve(CPU) == elastic.LEAST_RESERVE
+
+
 def test_hooks_go_once_there_was_a_backward(gpu: Gpu) -> None:
     optimizer = adamw(gpu)
     found = unique_parameters(optimizer)

@@ -82,7 +82,7 @@ def test_is_frozen_and_takes_keywords_only() -> None:
         ("free_grads", None, TypeError, "free_grads is True or False, not None"),
         ("free_grads", True, ValueError, r"free_grads=True\) needs in_backward=True"),
         ("hbm_reserve", -1, ValueError, "hbm_reserve=-1: bytes cannot be negative"),
-        ("hbm_reserve", 0.5, TypeError, r"hbm_reserve is bytes \(an int\), not 0.5"),
+        ("hbm_reserve", 0.5, TypeError, r"hbm_reserve is bytes \(an int\) or None, not 0.5"),
     ],
 )
 def test_invalid_values(field: str, value: object, error: type[Exception], message: str) -> None:

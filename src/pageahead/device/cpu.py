@@ -185,6 +185,9 @@ class CpuDevice:
     def free_bytes(self) -> int:
         return self.free
 
+    def passing_bytes(self) -> int:
+        return 0
+
     def block(self) -> CpuBlock:
         return CpuBlock()
 

@@ -163,6 +163,10 @@ class CudaDevice:
             self._free = free, fraction, usable
         return self._free[2]
 
+    def passing_bytes(self) -> int:
+        most = torch.cuda.max_memory_allocated(self.torch_device)
+        return max(0, most - torch.cuda.memory_allocated(self.torch_device))
+
     def block(self) -> CudaBlock:
         return CudaBlock(self.torch_device)
 

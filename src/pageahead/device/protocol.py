@@ -96,6 +96,9 @@ class Device(Protocol):
     def free_bytes(self) -> int:
         """Bytes of device memory that this process could still take. One driver call."""
 
+    def passing_bytes(self) -> int:
+        """Bytes that tensors took at the most beyond what they take now; activations, mostly."""
+
     def block(self) -> Block:
         """Device memory for state that stays, apart from what PyTorch keeps for reuse."""
 

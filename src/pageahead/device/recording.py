@@ -197,6 +197,9 @@ class RecordingDevice:
     def free_bytes(self) -> int:
         return self.free
 
+    def passing_bytes(self) -> int:
+        return 0
+
     def block(self) -> CpuBlock:
         return CpuBlock()
 

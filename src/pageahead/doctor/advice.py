@@ -12,6 +12,7 @@ from pageahead.doctor.speeds import Speeds
 from pageahead.experiment.table import amount
 from pageahead.memory import host
 from pageahead.memory.layout import StateShape
+from pageahead.optim.elastic import LEAST_RESERVE
 from pageahead.optim.paging import Paging
 from pageahead.optim.plan import SLOTS, backward_slots, chunk_bytes
 from pageahead.optim.rates import rates_of
@@ -46,7 +47,8 @@ def _choices(device: torch.device, parameters: int, bits: int, speeds: Speeds) -
     ]
     total = sum(one.nbytes for one in states)
     paging = Paging(hbm_budget="auto")
-    room = max(0, device_for(device).free_bytes() - paging.hbm_reserve)
+    reserve = LEAST_RESERVE if paging.hbm_reserve is None else paging.hbm_reserve
+    room = max(0, device_for(device).free_bytes() - reserve)
     kept = min(total, room)
     yield _budget(bits, total, kept, room)
     if kept == total:

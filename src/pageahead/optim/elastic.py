@@ -4,6 +4,9 @@ With ``"auto"`` the budget is 0 until a backward has shown how much memory the m
 first step after it takes what is free beyond ``hbm_reserve``, before state is made if there is none
 yet. From then on each step looks first:
 
+The reserve that nobody set is what the first backward's activations took, at least
+`LEAST_RESERVE`: batches differ in length (`benchmarks/memory_growth.py`).
+
 * **Giving back.** Where less than the reserve is free, state goes to the host until the reserve
   holds again; in whole blocks, because only those return to the driver.
 * **Taking more.** State returns when there was room for it, beyond the reserve *and* a quarter of
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from pageahead.optim.engine import Engine
     from pageahead.optim.states import StatePlaces
 
-__all__ = ["MOST_PATIENCE", "PATIENCE", "Elastic", "Residency"]
+__all__ = ["LEAST_RESERVE", "MOST_PATIENCE", "PATIENCE", "Elastic", "Residency"]
 
 logger = logging.getLogger("pageahead")
 
@@ -47,6 +50,9 @@ PATIENCE = 8
 """Steps for which there has to be room before state that was given back returns."""
 
 MOST_PATIENCE = 1024
+
+LEAST_RESERVE = 1 << 30
+"""Bytes: what stays free where neither the user nor a backward asks for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,7 @@ class Elastic:
         self._backward = FirstBackward()
         self._decided = False
         self._records: dict[torch.device, _Record] = {}
+        self._reserves: dict[torch.device, int] = {}
 
     def watch(self, optimizer: StatePlaces) -> None:
         """Wait for the first backward of the optimizer's parameters."""
@@ -158,7 +165,17 @@ class Elastic:
         return max(0, room)
 
     def _room(self, device: torch.device) -> int:
-        return device_for(device).free_bytes() - self._paging.hbm_reserve
+        return device_for(device).free_bytes() - self._reserve(device)
+
+    def _reserve(self, device: torch.device) -> int:
+        if self._paging.hbm_reserve is not None:
+            return self._paging.hbm_reserve
+        if not self._decided:
+            return LEAST_RESERVE  # no backward has shown activations
+        if device not in self._reserves:
+            self._reserves[device] = max(LEAST_RESERVE, device_for(device).passing_bytes())
+            logger.debug("hbm_reserve on %s: %s bytes", device, f"{self._reserves[device]:,}")
+        return self._reserves[device]
 
     def _ring_to_come(self, engine: Engine | None, shapes: Sequence[StateShape]) -> int:
         """Bytes of device memory that the next step takes for slots."""
@@ -208,7 +225,7 @@ class Elastic:
             # State was there before the first backward, or is there only in part.
             self._take(optimizer, device, engine, room)
         else:
-            room -= self._paging.hbm_reserve // 4
+            room -= self._reserve(device) // 4
             if room < smallest:
                 record.roomy = 0
                 return
@@ -244,7 +261,7 @@ class Elastic:
             level,
             "less than hbm_reserve=%s bytes of %s were free: %s bytes of optimizer state were "
             "given back to the host",
-            f"{self._paging.hbm_reserve:,}",
+            f"{self._reserve(device):,}",
             device,
             f"{freed:,}",
         )

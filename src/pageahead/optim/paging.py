@@ -23,7 +23,6 @@ OTHERS = (
 STRATEGIES = ("streamed", "lookahead", "sequential")
 WRITE_BACKS = ("before_return", "overlap")
 MINIMUM_STAGING = 1 << 20
-DEFAULT_RESERVE = 1 << 30
 
 
 def _setting(name: str, default: object, parse: Callable[[str], object]) -> Any:
@@ -82,7 +81,8 @@ class Paging:
             its bytes (`float`, 0 to 1) or ``"auto"``: what is free after the first backward, and
             at later steps, beyond `hbm_reserve` (``streamed`` on a GPU; otherwise 0).
         hbm_reserve: bytes of device memory that ``"auto"`` leaves free, for what may grow between
-            two steps.
+            two steps. None: as many as the first backward's activations took, so that a batch may
+            be twice as long as the first; at least 1 GiB.
         staging: bytes of device memory for the ring; None chooses it from the state's size.
         write_back: ``before_return`` (everything is complete when `step` returns) or ``overlap``
             (state may still be on its way home; `state_dict` waits for it). None chooses
@@ -100,7 +100,7 @@ class Paging:
 
     strategy: str = _setting("strategy", "streamed", _parse_choice("strategy", STRATEGIES))
     hbm_budget: int | float | str = _setting("hbm_budget", "auto", _parse_budget)
-    hbm_reserve: int = _setting("hbm_reserve", DEFAULT_RESERVE, int)
+    hbm_reserve: int | None = _setting("hbm_reserve", None, int)
     staging: int | None = _setting("staging", None, int)
     write_back: str | None = _setting("write_back", None, _parse_choice("write_back", WRITE_BACKS))
     in_backward: bool = _setting("in_backward", False, _parse_bool)
@@ -136,10 +136,11 @@ class Paging:
 
     def _check_budget(self) -> None:
         reserve = self.hbm_reserve
-        if isinstance(reserve, bool) or not isinstance(reserve, int):
-            raise TypeError(f"Paging.hbm_reserve is bytes (an int), not {reserve!r}")
-        if reserve < 0:
-            raise ValueError(f"Paging.hbm_reserve={reserve}: bytes cannot be negative")
+        if reserve is not None:
+            if isinstance(reserve, bool) or not isinstance(reserve, int):
+                raise TypeError(f"Paging.hbm_reserve is bytes (an int) or None, not {reserve!r}")
+            if reserve < 0:
+                raise ValueError(f"Paging.hbm_reserve={reserve}: bytes cannot be negative")
         budget = self.hbm_budget
         if isinstance(budget, bool) or not isinstance(budget, (int, float, str)):
             raise TypeError(
