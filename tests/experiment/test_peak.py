@@ -56,7 +56,7 @@ def test_on_the_cpu_there_is_none() -> None:
 @pytest.fixture
 def played_gpu(monkeypatch):
     taken = [10 * MIB]
-    monkeypatch.setattr(peak, "SETTLED_SECONDS", 0)
+    monkeypatch.setattr(peak.managed, "allocate", lambda *_, **__: None)
     monkeypatch.setattr(peak, "EVERY_SECONDS", 1000)  # whoever looks does so between steps
     cuda = Identity(torch.device("cpu"), "cuda", "A GPU", "libbitsandbytes_cuda130.so")
     monkeypatch.setattr(peak, "identify", lambda wanted: cuda)
@@ -96,18 +96,28 @@ def test_the_peak_of_legacy_has_no_ring(played_gpu, monkeypatch) -> None:
     assert played_gpu[-1] == "freed"
 
 
-@pytest.mark.parametrize(("patience", "expected"), [(10.0, 3), (0.1, 8)])
-def test_what_was_taken_before_is_read_when_it_changes_no_more(
-    monkeypatch, patience, expected
-) -> None:
-    """A clock that moves by a twentieth of a second when somebody sleeps."""
-    clock = [0.0]
-    monkeypatch.setattr(peak.time, "monotonic", lambda: clock[0])
+class Batches:
+    """A driver that takes memory for managed pages in batches, and never uses a page again."""
 
-    def sleep(seconds: float) -> None:
-        clock[0] += 0.05
+    def __init__(self, batch: int, left: int) -> None:
+        self.batch, self.left, self.taken = batch, left, 500 * MIB
 
-    monkeypatch.setattr(peak.time, "sleep", sleep)
-    monkeypatch.setattr(peak, "PATIENCE_SECONDS", patience)
-    falling = iter([9, 9, 8, 8, 8, 8, 7, 3, *[3] * 20])
-    assert peak._settled(lambda: next(falling)) == expected
+    def take(self, nbytes: int) -> object:
+        if self.left < nbytes:
+            self.left += self.batch
+            self.taken += self.batch
+        self.left -= nbytes
+        return object()
+
+
+@pytest.mark.parametrize(("batch", "left"), [(128, 0), (128, 2), (128, 64), (128, 126), (2, 0)])
+def test_no_batch_of_managed_memory_is_left(batch, left) -> None:
+    driver = Batches(batch * MIB, left * MIB)
+    peak.spend_batch(lambda: driver.taken, driver.take)
+    assert driver.left == 0
+
+
+def test_a_driver_that_shows_nothing_is_not_asked_for_ever() -> None:
+    taken: list[int] = []
+    peak.spend_batch(lambda: 500 * MIB, taken.append)
+    assert sum(taken) == peak.LARGEST_BATCH + peak.GRAIN

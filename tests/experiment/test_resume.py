@@ -24,6 +24,7 @@ from pageahead.experiment.evidence import (
     read,
     read_all,
 )
+from pageahead.experiment.gate.thresholds import THRESHOLDS
 from pageahead.experiment.messages import CellRequest, PeakRequest, TrainingRequest
 from pageahead.experiment.protocol import Protocol
 from pageahead.experiment.resume import Done
@@ -105,18 +106,36 @@ def test_training_is_done_by_cell_model_and_protocol() -> None:
     assert done.answer(asked(protocol=PROTOCOL)) is None
 
 
+def peak_of(arm: str) -> PeakRequest:
+    protocol = Protocol(warmups=10, rounds=7, repetitions=8)
+    return PeakRequest(
+        run="now", cell="adamw32/8x1Mi", strategies=[arm], device="cuda", protocol=protocol
+    )
+
+
 def test_peaks_are_done_by_arm() -> None:
     done = Done([environment(), peak("adamw32/8x1Mi", "legacy")], environment())
-
-    def asked(arm: str) -> PeakRequest:
-        protocol = Protocol(warmups=10, rounds=7, repetitions=8)
-        return PeakRequest(
-            run="now", cell="adamw32/8x1Mi", strategies=[arm], device="cuda", protocol=protocol
-        )
-
-    assert done.answer(asked("legacy")) is not None
-    assert done.answer(asked("streamed")) is None
+    assert done.answer(peak_of("legacy")) is not None
+    assert done.answer(peak_of("streamed")) is None
     assert done.answer(request(strategies=["legacy"])) is None
+
+
+def test_peaks_that_cannot_be_compared_are_measured_again() -> None:
+    beside = THRESHOLDS.taken_before + 1
+    legacy, ours = peak("adamw32/8x1Mi", "legacy"), peak("adamw32/8x1Mi", "streamed")
+    more = ours.model_copy(update={"driver_before": ours.driver_before + beside})
+    later = legacy.model_copy(update={"driver_before": more.driver_before})
+    for records, done in [
+        ([legacy, ours], True),
+        ([legacy, more], False),
+        ([legacy, more, later], True),
+        ([legacy, more, legacy, ours], True),
+        ([more], True),
+    ]:
+        found = Done([environment(), *records], environment())
+        assert (found.answer(peak_of("streamed")) is not None) == done
+        if legacy in records:
+            assert (found.answer(peak_of("legacy")) is not None) == done
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 
 import torch
 
+from pageahead.device import managed
 from pageahead.experiment.arms import Arm, Workload, check_routes
 from pageahead.experiment.cells import cell_named
 from pageahead.experiment.evidence import PeakRecord
@@ -17,12 +17,12 @@ from pageahead.experiment.legacy import free_managed_state
 from pageahead.experiment.measure import GRADIENT_SETS, SEED, Phases, Report
 from pageahead.experiment.messages import PeakRequest
 
-__all__ = ["PeakError", "Watch", "measure_peak"]
+__all__ = ["PeakError", "Watch", "measure_peak", "spend_batch"]
 
 EVERY_SECONDS = 0.001
-SETTLED_SECONDS = 0.4
-"""Memory that stays the same for so long is nobody's who is just ending."""
-PATIENCE_SECONDS = 5.0
+GRAIN = 2 << 20
+"""The least that the driver takes for managed memory."""
+LARGEST_BATCH = 256 << 20
 
 
 class PeakError(RuntimeError):
@@ -96,7 +96,11 @@ def measure_peak(request: PeakRequest, report: Report) -> PeakRecord:
     progress = Phases(report)
     progress.enter("making parameters and gradients")
     torch.cuda.init()
-    before = _settled(lambda: _used(identity.device))
+    spend_batch(
+        lambda: _used(identity.device),
+        lambda nbytes: managed.allocate(nbytes, identity.device, allow_oversubscription=False),
+    )
+    before = _used(identity.device)
     torch.cuda.reset_peak_memory_stats(identity.device)
     with Watch(lambda: _used(identity.device), EVERY_SECONDS) as watch:
         workload = Workload(cell.layout.shapes_on("cuda"), identity.device, SEED, GRADIENT_SETS)
@@ -134,15 +138,25 @@ def measure_peak(request: PeakRequest, report: Report) -> PeakRecord:
     )
 
 
-def _settled(used: Callable[[], int]) -> int:
-    """What is taken once it changes no more: the driver frees a process's memory after its end."""
-    begun = since = time.monotonic()
-    taken = used()
-    while (now := time.monotonic()) - since < SETTLED_SECONDS and now - begun < PATIENCE_SECONDS:
-        time.sleep(SETTLED_SECONDS / 10)
-        if (again := used()) != taken:
-            taken, since = again, time.monotonic()
-    return taken
+def spend_batch(used: Callable[[], int], take: Callable[[int], object]) -> None:
+    """Leave nothing of what the driver holds ready for managed memory.
+
+    It takes memory for managed pages 128 MiB at a time (driver 580, H200), for all processes: what
+    is left of the last batch counts as used, and the next process has it for nothing. That would be
+    up to 126 MiB too much for an arm without managed memory, or too little for one with.
+
+    Args:
+        used: the bytes of the device that are taken now.
+        take: makes so many bytes of managed memory on the device; they go with what it returns.
+    """
+    held = [take(GRAIN)]  # the first may load code as well
+    before = used()
+    for _ in range(LARGEST_BATCH // GRAIN):
+        held.append(take(GRAIN))
+        grown = used() - before
+        if grown > 0:
+            held += [take(GRAIN) for _ in range(grown // GRAIN - 1)]
+            break
 
 
 def _used(device: torch.device) -> int:

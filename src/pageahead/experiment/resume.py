@@ -12,6 +12,7 @@ from pageahead.experiment.evidence import (
     Record,
     TrainingRecord,
 )
+from pageahead.experiment.gate.thresholds import THRESHOLDS
 from pageahead.experiment.messages import (
     CellRequest,
     MeasureRequest,
@@ -29,7 +30,8 @@ class Done:
     """The measured records of a file that a run here and now would make again.
 
     Those of the same code (by its digest), PyTorch, bitsandbytes and device. Which of them answers
-    a request is decided by cell, strategies and protocol. A failed cell is not done.
+    a request is decided by cell, strategies and protocol. A failed cell is not done, nor are peaks
+    that the gate would not compare, because others had taken more of the GPU before one of them.
 
     Args:
         records: of the file.
@@ -45,6 +47,7 @@ class Done:
         self._measured = [
             record for record in records if isinstance(record, Measured) and record.run in runs
         ]
+        self._peaks_apart = _peaks_apart(self._measured)
         self._left_out = {
             (record.cell, record.strategy, record.reason)
             for record in records
@@ -53,6 +56,8 @@ class Done:
 
     def answer(self, request: MeasureRequest) -> Measured | None:
         """The record that answers `request` already; None if there is none."""
+        if isinstance(request, PeakRequest) and request.cell in self._peaks_apart:
+            return None
         for record in self._measured:
             if record.cell == request.cell and _answers(record, request):
                 return record
@@ -73,6 +78,20 @@ def same_conditions(one: Environment, other: Environment) -> bool:
         and one.bitsandbytes == other.bitsandbytes
         and one.source_sha256 == other.source_sha256
     )
+
+
+def _peaks_apart(records: Sequence[Measured]) -> set[str]:
+    """Cells of which an arm's last process found more taken than legacy's last, or less."""
+    before = {
+        (record.cell, record.arm): record.driver_before
+        for record in records
+        if isinstance(record, PeakRecord)
+    }
+    return {
+        cell
+        for (cell, _), taken in before.items()
+        if abs(taken - before.get((cell, "legacy"), taken)) > THRESHOLDS.taken_before
+    }
 
 
 def _answers(record: Measured, request: MeasureRequest) -> bool:

@@ -30,7 +30,8 @@ class Thresholds:
         verified_cells: of each optimizer and width, compared by the oracle; at least. The
             smallest group of `pageahead verify` without ``--full`` has 13.
         taken_before: bytes by which what others had taken of the GPU may differ between the two
-            processes whose peaks are compared.
+            processes whose peaks are compared. What is left ready for managed memory is spent
+            before (`pageahead.experiment.peak`).
         ring: times its state that a ring may have: four slots, each with at most all of it, and
             what alignment adds.
     """
@@ -44,7 +45,7 @@ class Thresholds:
     timed_steps: int = 50
     rounds: int = FEWEST_ROUNDS
     verified_cells: int = 12
-    taken_before: int = 64 << 20
+    taken_before: int = 16 << 20
     ring: int = 5
 
     @property
