@@ -8,8 +8,9 @@ Three measurements, each a median over interleaved steps:
 * the time that `step()` takes to return where it need not wait for the GPU
   (``write_back="overlap"``), and how many update launches and chunks it had; for updates in
   backward, what the hooks add to a backward pass over the same parameters;
-* the whole step, complete, over 300 tensors and over 8 that hold the same number of bytes, and
-  what the kernels alone take there: the step over resident state;
+* the whole step, complete, over 300 tensors of one size, over Qwen2.5-0.5B's 290 and over 8 that
+  hold the same number of bytes, and what the kernels alone take there: the step over resident
+  state;
 * what one look of ``hbm_budget="auto"`` at the device's memory costs.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +32,7 @@ import torch
 
 import pageahead
 from pageahead import Paging
+from pageahead.experiment.cells import CELLS
 from pageahead.experiment.environment import describe
 from pageahead.experiment.identity import identify
 
@@ -147,11 +150,10 @@ def in_hooks(where: Where, bits: int) -> dict[str, Any]:
     return row(what, bits, f"{where.tensors} x {SMALL:,}", optimizer, taken)
 
 
-def per_byte(where: Where, bits: int, elements: int) -> dict[str, Any]:
+def per_byte(where: Where, bits: int, name: str, sizes: list[int]) -> dict[str, Any]:
     """The same bytes in many tensors and in 8, streamed and, as a bound, resident."""
-    blocks = elements // 256
-    many = where.parameters(where.tensors, blocks // where.tensors * 256)
-    few = where.parameters(8, blocks // 8 * 256)
+    many = [one for size in sizes for one in where.parameters(1, size)]
+    few = where.parameters(8, sum(sizes) // 8 // 256 * 256)
     optimizers = {
         "many": optimizer_of(many, bits),
         "8": optimizer_of(few, bits),
@@ -166,9 +168,10 @@ def per_byte(where: Where, bits: int, elements: int) -> dict[str, Any]:
     }
     rates = {name: nbytes / times[name] / 1e3 for name, nbytes in moved.items()}
     return {
-        "measured": f"complete steps over {where.tensors} tensors and over 8 of the same bytes",
+        "measured": f"complete steps over {len(sizes)} tensors and over 8 of the same bytes",
         "bits": bits,
-        "elements": elements,
+        "parameters": name,
+        "elements": sum(sizes),
         "us_per_step": times,
         "gb_per_second_many": rates["many"],
         "gb_per_second_8": rates["8"],
@@ -200,10 +203,15 @@ def main() -> None:
     identity = identify(options.device)
     where = Where(identity.device, options.tensors)
     rows: list[dict[str, Any]] = []
+    layout = CELLS["adamw8/qwen2.5-0.5b"].layout
+    lists = [
+        *((f"{where.tensors} x {size:,}", [size] * where.tensors) for size in (MI, 419_328)),
+        (layout.name, [math.prod(shape) for shape in layout.shapes_on(identity.type)]),
+    ]
     for bits in (8, 32):
         rows += per_launch(where, bits)
         rows.append(in_hooks(where, bits))
-        rows += [per_byte(where, bits, where.tensors * numel) for numel in (MI, 2 * MI // 5)]
+        rows += [per_byte(where, bits, *one) for one in lists]
     rows.append(look(where))
     for one in rows:
         print(json.dumps(one))

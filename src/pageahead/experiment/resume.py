@@ -31,7 +31,7 @@ class Done:
 
     Those of the same code (by its digest), PyTorch, bitsandbytes and device. Which of them answers
     a request is decided by cell, strategies and protocol. A failed cell is not done, nor are peaks
-    that the gate would not compare, because others had taken more of the GPU before one of them.
+    that the gate would not compare, because more of the GPU was taken before one of them.
 
     Args:
         records: of the file.

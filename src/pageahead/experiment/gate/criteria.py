@@ -223,8 +223,8 @@ def _why_not_comparable(
         return "the driver was not asked during any step"
     if abs(ours.driver_before - legacy.driver_before) > thresholds.taken_before:
         return (
-            f"others had taken {amount(legacy.driver_before)} of the GPU before legacy's process "
-            f"and {amount(ours.driver_before)} before the candidate's; measure both again"
+            f"{amount(legacy.driver_before)} of the GPU were taken before legacy's steps and "
+            f"{amount(ours.driver_before)} before the candidate's; `bench` measures both again"
         )
     if ours.staging > thresholds.ring * state_bytes:
         return f"a ring of {amount(ours.staging)} for {amount(state_bytes)} of state"

@@ -29,9 +29,8 @@ class Thresholds:
         rounds: for a verdict at all; see `verdict`.
         verified_cells: of each optimizer and width, compared by the oracle; at least. The
             smallest group of `pageahead verify` without ``--full`` has 13.
-        taken_before: bytes by which what others had taken of the GPU may differ between the two
-            processes whose peaks are compared. What is left ready for managed memory is spent
-            before (`pageahead.experiment.peak`).
+        taken_before: bytes by which what is taken of the GPU before the first step may differ
+            between the two processes whose peaks are compared (see `pageahead.experiment.peak`).
         ring: times its state that a ring may have: four slots, each with at most all of it, and
             what alignment adds.
     """
