@@ -184,6 +184,27 @@ def test_criterion_6_flips_with_one_byte() -> None:
     assert "PyTorch's own peak: 1 GiB" in finding(decision, "6").figures[0]
 
 
+def test_a_peak_is_compared_with_legacy_beside_it() -> None:
+    """Not with legacy beside another strategy, of another file; measured again, the last counts."""
+    cell = "adamw8/gpt2"
+    bound = 4096 * MIB + STAGING
+    beside_another = [peak(cell, "legacy", 4000 * MIB), peak(cell, "lookahead", 3900 * MIB)]
+    again = [peak(cell, "legacy", 4200 * MIB), peak(cell, "streamed", bound + 100 * MIB, STAGING)]
+    records = with_peak(bound)
+    for more, verdict in (
+        (beside_another, "GO"),
+        (again, "GO"),
+        ([again[1]], "NO-GO"),
+        ([*again, *beside_another], "GO"),
+    ):
+        found = gather([*records, *more])
+        assert decide(found, strategy="streamed").verdict == verdict
+    alone = without(lambda one: isinstance(one, PeakRecord) and one.cell == cell)
+    assert missing(judged([*alone, again[1]])) == ["6"]
+    later = [again[1], peak(cell, "legacy", bound + 100 * MIB)]
+    assert judged([*alone, *later]).verdict == "GO"  # better beside one after it than beside none
+
+
 @pytest.mark.parametrize(("settle", "verdict"), [(0.299, "GO"), (0.301, "NO-GO")])
 def test_criterion_6_flips_with_what_is_left_of_a_step(settle, verdict) -> None:
     old = record(CELLS["adamw32/8x4Mi"], 1.155)  # after legacy's, 0.05 are left

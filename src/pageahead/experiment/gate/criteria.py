@@ -149,25 +149,39 @@ def _at_least(
     )
 
 
-def counted_peaks(evidence: Evidence) -> dict[tuple[str, str], PeakRecord]:
-    """Peak memory by cell and arm: of a GPU, by a run whose environment is known; the last."""
-    return {
-        (one.cell, one.arm): one
-        for one in evidence.peaks
-        if one.device == "cuda" and one.run in evidence.environments
-    }
+def counted_peaks(
+    evidence: Evidence, strategy: str
+) -> dict[str, tuple[PeakRecord | None, PeakRecord | None]]:
+    """Peak memory of legacy and of a strategy, by cell; of a GPU, its environment known.
+
+    Of several the last of the strategy, and legacy's last before it: beside that one it was
+    measured, even if another file has the cell with another strategy.
+    """
+    legacy: dict[str, PeakRecord] = {}
+    pairs: dict[str, tuple[PeakRecord | None, PeakRecord | None]] = {}
+    for one in evidence.peaks:
+        if one.device != "cuda" or one.run not in evidence.environments:
+            continue
+        if one.arm == "legacy":
+            legacy[one.cell] = one
+        elif one.arm == strategy:
+            pairs[one.cell] = legacy.get(one.cell), one
+    for cell, last in legacy.items():
+        before, ours = pairs.get(cell, (None, None))
+        pairs[cell] = before or last, ours
+    return pairs
 
 
 def _memory_and_contract(
     evidence: Evidence, collection: Collection, strategy: str, thresholds: Thresholds
 ) -> Finding:
-    peaks = counted_peaks(evidence)
+    peaks = counted_peaks(evidence, strategy)
     figures, missing, failed = [], [], False
     largest: tuple[float, str] | None = None
     for cell in MATRIX.cells:
         if cell.role not in PEAK_ROLES:
             continue
-        legacy, ours = peaks.get((cell.name, "legacy")), peaks.get((cell.name, strategy))
+        legacy, ours = peaks.get(cell.name, (None, None))
         if legacy is None or ours is None:
             absent = " and ".join(
                 name for name, one in (("legacy", legacy), (strategy, ours)) if one is None

@@ -128,12 +128,8 @@ def bandwidth(measured: Measured, strategy: str) -> Bandwidth | None:
 
 def peak_rows(evidence: Evidence, strategy: str) -> list[PeakRow]:
     """Cells with a peak of legacy or of the strategy, in the order of the matrix."""
-    peaks = counted_peaks(evidence)
-    return [
-        PeakRow(cell.name, peaks.get((cell.name, "legacy")), peaks.get((cell.name, strategy)))
-        for cell in MATRIX.cells
-        if (cell.name, "legacy") in peaks or (cell.name, strategy) in peaks
-    ]
+    peaks = counted_peaks(evidence, strategy)
+    return [PeakRow(cell.name, *peaks[cell.name]) for cell in MATRIX.cells if cell.name in peaks]
 
 
 def _uncounted(record: CellRecord, candidate: CandidateRecord) -> tuple[Measured | None, str]:
