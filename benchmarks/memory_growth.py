@@ -12,7 +12,8 @@ step. ``hbm_budget="auto"`` decides after the first backward; so what counts is 
 * ``survival``: with ``hbm_budget="auto"`` over 32-bit state, and so much memory that half of it and
   the reserve fit after the first backward: the smallest reserve, as a share of the first batch's
   activations, with which no step runs out of memory, and how much state was resident after the
-  first step and after the last.
+  first step and after the last. The same once more with the reserve that nobody sets, where memory
+  for as much as activations took is left.
 """
 
 from __future__ import annotations
@@ -97,19 +98,28 @@ def survival(model: GPT, shape: Shape, shortest: int, seed: int) -> dict[str, An
     tried = []
     for share in SHARES:
         reserve = int(share * activations)
-        tried.append({"share": share, **capped(model, shape, found, needed, reserve)})
+        tried.append({"share": share, **capped(model, shape, found, needed, reserve, reserve)})
         if tried[-1]["steps"] == STEPS:
             break
+    default = {"share": None, **capped(model, shape, found, needed, None, activations)}
     return {
         "measured": "survival",
         **described(shape, shortest, seed, found),
         "activation_bytes": activations,
         "tried": tried,
+        "default": default,
     }
 
 
-def capped(model: GPT, shape: Shape, found: list[int], needed: int, reserve: int) -> dict[str, Any]:
-    """Steps taken, and resident bytes after the first and the last of them."""
+def capped(
+    model: GPT, shape: Shape, found: list[int], needed: int, reserve: int | None, room: int
+) -> dict[str, Any]:
+    """Steps taken, and resident bytes after the first and the last of them.
+
+    Args:
+        reserve: the setting.
+        room: bytes for it, beside the `needed` and half of the state.
+    """
     emptied()
     state = 8 * shape.parameters
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -117,7 +127,7 @@ def capped(model: GPT, shape: Shape, found: list[int], needed: int, reserve: int
         model.parameters(), lr=1e-5, paging=Paging(hbm_budget="auto", hbm_reserve=reserve)
     )
     resident = []
-    torch.cuda.set_per_process_memory_fraction((needed + reserve + state // 2) / total)
+    torch.cuda.set_per_process_memory_fraction((needed + room + state // 2) / total)
     try:
         for length in found:
             backward(model, shape, length)

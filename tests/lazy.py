@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from pageahead.device.cpu import CpuBlock
-from pageahead.device.protocol import EventNotRecordedError
+from pageahead.device.protocol import EventNotRecordedError, Memory
 
 __all__ = ["LazyDevice", "LazyStream"]
 
@@ -161,8 +161,8 @@ class LazyDevice:
     def free_bytes(self) -> int:
         return 0
 
-    def passing_bytes(self) -> int:
-        return 0
+    def memory(self) -> Memory:
+        return Memory(0, 0, 0)
 
     def block(self) -> CpuBlock:
         return CpuBlock()

@@ -137,8 +137,8 @@ class Tripwire:
     def free_bytes(self) -> int:
         return self.inner.free_bytes()
 
-    def passing_bytes(self) -> int:
-        return self.inner.passing_bytes()
+    def memory(self) -> Any:
+        return self.inner.memory()
 
     def unpin(self, address: int) -> None:
         self.inner.unpin(address)

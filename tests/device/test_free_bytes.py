@@ -9,6 +9,7 @@ import torch
 
 from pageahead.device.cpu import CpuDevice
 from pageahead.device.cuda import CudaDevice
+from pageahead.device.protocol import Memory
 
 
 @dataclass
@@ -47,13 +48,18 @@ def device() -> CudaDevice:
     return made
 
 
-@pytest.mark.parametrize(("most", "now", "passing"), [(90, 30, 60), (30, 30, 0), (20, 30, 0)])
-def test_what_passed_is_the_peak_less_what_is_there(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch, most: int, now: int, passing: int
-) -> None:
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: most)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: now)
-    assert device.passing_bytes() == passing
+def test_memory_is_what_pytorch_counts(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    stats: dict[str, int] = {}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
+    assert device.memory() == Memory(0, 0, 0)  # before CUDA is initialized
+    stats.update(
+        {
+            "allocated_bytes.all.current": 30,
+            "allocated_bytes.all.peak": 70,
+            "reserved_bytes.all.current": 90,
+        }
+    )
+    assert device.memory() == Memory(allocated=30, peak=70, kept=60)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from pageahead.device import pinning
 from pageahead.device.cuda import CudaDevice
 from pageahead.device.runtime import CudaRuntime, shared_runtime
 
-STREAM = 0x1234
+STREAM = 0x7F12_3456_789A_0000
 DEFAULT_DIRECTION = 4  # cudaMemcpyDefault
 
 
@@ -41,7 +41,9 @@ class Library:
         self.made: list[tuple[int, int]] = []
         self.cudaMemcpyAsync = Function(self._copy)
         self.cudaMemcpy2DAsync = Function(self._copy_rows)
-        self.cudaStreamCreateWithPriority = Function(self._create_stream)
+        # A real one: what it writes has the width of a pointer, whatever it is declared with.
+        create = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
+        self.cudaStreamCreateWithPriority = create(self._create_stream)
         self.cudaGetLastError = Function(self._get_last_error)
 
     def _copy(self, to: int, start: int, nbytes: int, kind: int, stream: int) -> int:
@@ -68,11 +70,11 @@ class Library:
         self.streams.append(stream)
         return 0
 
-    def _create_stream(self, place: Any, flags: int, priority: int) -> int:
+    def _create_stream(self, place: int, flags: int, priority: int) -> int:
         if self.status:
             self.last_error = self.status
             return self.status
-        place._obj.value = STREAM + len(self.made)
+        ctypes.c_void_p.from_address(place).value = STREAM + len(self.made)
         self.made.append((flags, priority))
         return 0
 
@@ -137,7 +139,7 @@ def test_streams_are_not_of_pytorchs_pool(
 ) -> None:
     entered: list[torch.device] = []
     device.torch_device = torch.device("cuda", 1)
-    device._streams, device._pool = {}, []
+    device._streams, device._pool, device._making = {}, [], threading.Lock()
     monkeypatch.setattr(torch.cuda, "device", lambda one: nullcontext(entered.append(one)))
     monkeypatch.setattr(
         torch.cuda, "ExternalStream", lambda handle, on: SimpleNamespace(cuda_stream=handle, on=on)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pageahead.device.protocol import EventNotRecordedError
+from pageahead.device.protocol import EventNotRecordedError, Memory
 
 __all__ = ["CpuBlock", "CpuDevice", "CpuEvent", "HostStream", "WorkerStream"]
 
@@ -185,8 +185,8 @@ class CpuDevice:
     def free_bytes(self) -> int:
         return self.free
 
-    def passing_bytes(self) -> int:
-        return 0
+    def memory(self) -> Memory:
+        return Memory(0, 0, 0)
 
     def block(self) -> CpuBlock:
         return CpuBlock()

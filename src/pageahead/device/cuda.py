@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from pageahead.device import managed, pinning, topology
-from pageahead.device.protocol import EventNotRecordedError
+from pageahead.device.protocol import EventNotRecordedError, Memory
 from pageahead.device.runtime import shared_runtime
 
 __all__ = ["CudaBlock", "CudaDevice", "CudaEvent", "CudaStream"]
@@ -84,6 +85,7 @@ class CudaDevice:
         self._runtime = shared_runtime()
         self._pool: list[torch.cuda.Event] = []
         self._streams: dict[str, CudaStream] = {}
+        self._making = threading.Lock()
         self._free: tuple[int, float, int] | None = None
         """Driver-free bytes and fraction at the last `free_bytes`, and its answer."""
         # bitsandbytes launches on the legacy default stream whatever stream is current.
@@ -92,12 +94,16 @@ class CudaDevice:
     def stream(self, role: str) -> CudaStream:
         known = self._streams.get(role)
         if known is None:
-            with torch.cuda.device(self.torch_device):
-                handle = self._runtime.create_stream(priority=-1)
-            raw = torch.cuda.ExternalStream(handle, self.torch_device)
-            # Two threads that step for the first time get one stream.
-            known = self._streams.setdefault(role, CudaStream(raw, self._pool))
+            with self._making:  # two threads that step for the first time get one stream
+                known = self._streams.get(role)
+                if known is None:
+                    known = self._streams[role] = self._new_stream()
         return known
+
+    def _new_stream(self) -> CudaStream:
+        with torch.cuda.device(self.torch_device):
+            handle = self._runtime.create_stream(priority=-1)
+        return CudaStream(torch.cuda.ExternalStream(handle, self.torch_device), self._pool)
 
     def compute_stream(self) -> CudaStream:
         return self._compute
@@ -163,9 +169,11 @@ class CudaDevice:
             self._free = free, fraction, usable
         return self._free[2]
 
-    def passing_bytes(self) -> int:
-        most = torch.cuda.max_memory_allocated(self.torch_device)
-        return max(0, most - torch.cuda.memory_allocated(self.torch_device))
+    def memory(self) -> Memory:
+        stats = torch.cuda.memory_stats(self.torch_device)
+        allocated = stats.get("allocated_bytes.all.current", 0)
+        peak = stats.get("allocated_bytes.all.peak", 0)
+        return Memory(allocated, peak, stats.get("reserved_bytes.all.current", 0) - allocated)
 
     def block(self) -> CudaBlock:
         return CudaBlock(self.torch_device)

@@ -9,11 +9,11 @@ implied: two operations on different streams are unordered unless one of these l
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-__all__ = ["Block", "Device", "Event", "EventNotRecordedError", "Stream"]
+__all__ = ["Block", "Device", "Event", "EventNotRecordedError", "Memory", "Stream"]
 
 
 class EventNotRecordedError(RuntimeError):
@@ -23,6 +23,20 @@ class EventNotRecordedError(RuntimeError):
         super().__init__(
             "waiting for an event that was never recorded; take events from stream.record()"
         )
+
+
+class Memory(NamedTuple):
+    """Bytes of a device's memory.
+
+    Attributes:
+        allocated: in tensors now.
+        peak: in tensors at the most, since the process began or somebody reset PyTorch's count.
+        kept: taken from the driver, and in no tensor now.
+    """
+
+    allocated: int
+    peak: int
+    kept: int
 
 
 class Event(Protocol):
@@ -96,8 +110,8 @@ class Device(Protocol):
     def free_bytes(self) -> int:
         """Bytes of device memory that this process could still take. One driver call."""
 
-    def passing_bytes(self) -> int:
-        """Bytes that tensors took at the most beyond what they take now; activations, mostly."""
+    def memory(self) -> Memory:
+        """What PyTorch has of the device's memory. Takes it about 0.1 ms to say."""
 
     def block(self) -> Block:
         """Device memory for state that stays, apart from what PyTorch keeps for reuse."""

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pageahead.device
 from pageahead.device.cpu import CpuBlock
-from pageahead.device.protocol import EventNotRecordedError
+from pageahead.device.protocol import EventNotRecordedError, Memory
 from pageahead.device.trace import HOST, Names, Operation, Range, ranges_of
 
 __all__ = ["RecordedEvent", "RecordedStream", "RecordingDevice"]
@@ -197,8 +197,8 @@ class RecordingDevice:
     def free_bytes(self) -> int:
         return self.free
 
-    def passing_bytes(self) -> int:
-        return 0
+    def memory(self) -> Memory:
+        return Memory(0, 0, 0)
 
     def block(self) -> CpuBlock:
         return CpuBlock()

@@ -12,10 +12,10 @@ from pageahead.doctor.speeds import Speeds
 from pageahead.experiment.table import amount
 from pageahead.memory import host
 from pageahead.memory.layout import StateShape
-from pageahead.optim.elastic import LEAST_RESERVE
 from pageahead.optim.paging import Paging
 from pageahead.optim.plan import SLOTS, backward_slots, chunk_bytes
 from pageahead.optim.rates import rates_of
+from pageahead.optim.reserve import LEAST
 from pageahead.optim.routing import state_shape
 
 __all__ = ["Choice", "choices"]
@@ -47,10 +47,10 @@ def _choices(device: torch.device, parameters: int, bits: int, speeds: Speeds) -
     ]
     total = sum(one.nbytes for one in states)
     paging = Paging(hbm_budget="auto")
-    reserve = LEAST_RESERVE if paging.hbm_reserve is None else paging.hbm_reserve
+    reserve = LEAST if paging.hbm_reserve is None else paging.hbm_reserve
     room = max(0, device_for(device).free_bytes() - reserve)
     kept = min(total, room)
-    yield _budget(bits, total, kept, room)
+    yield _budget(bits, total, kept, room, reserve)
     if kept == total:
         return
     streamed = total - kept
@@ -65,14 +65,13 @@ def _choices(device: torch.device, parameters: int, bits: int, speeds: Speeds) -
     yield from _movement(device, bits, states, streamed, speeds)
 
 
-def _budget(bits: int, total: int, kept: int, room: int) -> Choice:
-    if kept == total:
-        why = f"all {amount(total)} of state fit in the {amount(room)} free now beyond hbm_reserve"
-    else:
-        why = (
-            f"{kept / total:.0%} of {amount(total)} of state fit in the {amount(room)} free now "
-            f"beyond hbm_reserve; a model leaves less, which shows after the first backward"
-        )
+def _budget(bits: int, total: int, kept: int, room: int, reserve: int) -> Choice:
+    part = "all" if kept == total else f"{kept / total:.0%} of"
+    why = (
+        f"{part} {amount(total)} of state fit in the {amount(room)} free now beyond "
+        f"{amount(reserve)}; a model leaves less, and its activations as much again, which shows "
+        f"after the first backward"
+    )
     return Choice(bits=bits, setting="hbm_budget", value="auto", why=why)
 
 

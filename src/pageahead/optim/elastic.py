@@ -1,11 +1,8 @@
 """Which state stays on the device, and when that changes: ``hbm_budget="auto"`` and `release`.
 
 With ``"auto"`` the budget is 0 until a backward has shown how much memory the model needs. The
-first step after it takes what is free beyond ``hbm_reserve``, before state is made if there is none
-yet. From then on each step looks first:
-
-The reserve that nobody set is what the first backward's activations took, at least
-`LEAST_RESERVE`: batches differ in length (`benchmarks/memory_growth.py`).
+first step after it takes what is free beyond ``hbm_reserve`` (see `pageahead.optim.reserve`),
+before state is made if there is none yet. From then on each step looks first:
 
 * **Giving back.** Where less than the reserve is free, state goes to the host until the reserve
   holds again; in whole blocks, because only those return to the driver.
@@ -36,13 +33,14 @@ from pageahead.optim.homes import Home, choose_homes
 from pageahead.optim.moving import KEYS, Member, groups, to_device, to_host
 from pageahead.optim.paging import Paging
 from pageahead.optim.plan import ring_bytes
+from pageahead.optim.reserve import Reserve
 from pageahead.optim.routing import PAGED_NUMEL, Candidate, budget_words
 
 if TYPE_CHECKING:
     from pageahead.optim.engine import Engine
     from pageahead.optim.states import StatePlaces
 
-__all__ = ["LEAST_RESERVE", "MOST_PATIENCE", "PATIENCE", "Elastic", "Residency"]
+__all__ = ["MOST_PATIENCE", "PATIENCE", "Elastic", "Residency"]
 
 logger = logging.getLogger("pageahead")
 
@@ -50,9 +48,6 @@ PATIENCE = 8
 """Steps for which there has to be room before state that was given back returns."""
 
 MOST_PATIENCE = 1024
-
-LEAST_RESERVE = 1 << 30
-"""Bytes: what stays free where neither the user nor a backward asks for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +104,17 @@ class Elastic:
     def __init__(self, paging: Paging) -> None:
         self._paging = paging
         self._auto = paging.strategy == "streamed" and paging.hbm_budget == "auto"
-        self._backward = FirstBackward()
+        self._reserve = Reserve(paging.hbm_reserve)
+        self._backward = FirstBackward(self._reserve.backward_began)
         self._decided = False
         self._records: dict[torch.device, _Record] = {}
-        self._reserves: dict[torch.device, int] = {}
 
     def watch(self, optimizer: StatePlaces) -> None:
         """Wait for the first backward of the optimizer's parameters."""
         if self._auto:
-            self._backward.watch(parameter for _, _, parameter in optimizer._listed())
+            parameters = [parameter for _, _, parameter in optimizer._listed()]
+            self._backward.watch(parameters)
+            self._reserve.watch(parameters)
 
     def changed(self) -> None:
         """Note that the optimizer's homes were replaced."""
@@ -165,17 +162,8 @@ class Elastic:
         return max(0, room)
 
     def _room(self, device: torch.device) -> int:
-        return device_for(device).free_bytes() - self._reserve(device)
-
-    def _reserve(self, device: torch.device) -> int:
-        if self._paging.hbm_reserve is not None:
-            return self._paging.hbm_reserve
-        if not self._decided:
-            return LEAST_RESERVE  # no backward has shown activations
-        if device not in self._reserves:
-            self._reserves[device] = max(LEAST_RESERVE, device_for(device).passing_bytes())
-            logger.debug("hbm_reserve on %s: %s bytes", device, f"{self._reserves[device]:,}")
-        return self._reserves[device]
+        free = device_for(device).free_bytes()
+        return free - self._reserve.of(device, free)
 
     def _ring_to_come(self, engine: Engine | None, shapes: Sequence[StateShape]) -> int:
         """Bytes of device memory that the next step takes for slots."""
@@ -199,6 +187,7 @@ class Elastic:
             return
         if not self._decided:
             self._backward.stop()
+            self._reserve.learn(parameter for _, _, parameter in optimizer._listed())
             self._decided = True
         for device, engine in optimizer._engines.items():
             # A capture is refused later, with the reason.
@@ -213,19 +202,21 @@ class Elastic:
         if record.rest:
             record.rest -= 1
             return
-        room = self._room(device)
+        free = device_for(device).free_bytes()
+        reserve = self._reserve.of(device, free)
+        room = free - reserve
         _, resident, streamed, smallest = self._totals(optimizer, device, record)
         if room < 0:
             record.roomy = 0
             if resident:
-                self._give_back(optimizer, device, engine, -room)
+                self._give_back(optimizer, device, engine, -room, reserve)
         elif not streamed:
             record.roomy = 0
         elif first:
             # State was there before the first backward, or is there only in part.
             self._take(optimizer, device, engine, room)
         else:
-            room -= self._reserve(device) // 4
+            room -= reserve // 4
             if room < smallest:
                 record.roomy = 0
                 return
@@ -246,7 +237,12 @@ class Elastic:
         return record.totals
 
     def _give_back(
-        self, optimizer: StatePlaces, device: torch.device, engine: Engine, nbytes: int
+        self,
+        optimizer: StatePlaces,
+        device: torch.device,
+        engine: Engine,
+        nbytes: int,
+        reserve: int,
     ) -> None:
         record = self._records[device]
         nbytes += self._ring_after(optimizer, device, engine)
@@ -261,7 +257,7 @@ class Elastic:
             level,
             "less than hbm_reserve=%s bytes of %s were free: %s bytes of optimizer state were "
             "given back to the host",
-            f"{self._reserve(device):,}",
+            f"{reserve:,}",
             device,
             f"{freed:,}",
         )

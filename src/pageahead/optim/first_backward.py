@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -16,9 +16,13 @@ class FirstBackward:
 
     A gradient alone proves nothing: ``torch.distributed.checkpoint`` assigns zeros and calls
     ``step()`` before any forward has taken its memory.
+
+    Args:
+        began: called with the device of each gradient that comes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, began: Callable[[torch.device], None]) -> None:
+        self._began = began
         self.seen = False
         self._handles: dict[int, RemovableHandle] = {}
         # Hooks live as long as the parameters; they go with whoever wanted to know.
@@ -30,10 +34,11 @@ class FirstBackward:
 
         # Hooks are removed by `stop`, not by the first that fires: FSDP2 calls a parameter's hooks
         # in a loop over the very dictionary that holds them.
-        def hook(_: torch.Tensor) -> None:
+        def hook(parameter: torch.Tensor) -> None:
             watcher = reference()
             if watcher is not None:
                 watcher.seen = True
+                watcher._began(parameter.device)
 
         for parameter in parameters:
             known = id(parameter) in self._handles
