@@ -121,3 +121,12 @@ def test_a_reserve_that_is_set_asks_nobody(played: Played) -> None:
     found.learn(parameters())
     assert found.of(CPU, 9000) == 7
     assert played.asked == 0
+
+
+def test_parameters_of_another_kind_of_device_can_wait_for_their_refusal(played: Played) -> None:
+    meta = torch.nn.Parameter(torch.zeros(10, device="meta"))
+    found = Reserve(None)
+    found.watch([meta])
+    found.backward_began(meta.device)
+    found.learn([meta])
+    assert found.of(meta.device, 9000) == LEAST

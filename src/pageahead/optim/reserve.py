@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from pageahead.device import device_for
+from pageahead.device.protocol import Memory
 from pageahead.optim.sharded import local
 
 __all__ = ["LEAST", "Reserve"]
@@ -61,12 +62,12 @@ class Reserve:
         """Call when parameters are there, before their backward: earlier peaks are not its."""
         if self._fixed is None:
             for device in {parameter.device for parameter in parameters} - self._peak_before.keys():
-                self._peak_before[device] = device_for(device).memory().peak
+                self._peak_before[device] = _memory(device).peak
 
     def backward_began(self, device: torch.device) -> None:
         """Call when backward has the first gradient of a device: activations are there yet."""
         if self._fixed is None and device not in self._allocated:
-            self._allocated[device] = device_for(device).memory().allocated
+            self._allocated[device] = _memory(device).allocated
 
     def learn(self, parameters: Iterable[torch.Tensor]) -> None:
         """Call before the first step after a backward, with all parameters."""
@@ -80,7 +81,7 @@ class Reserve:
             self._learn(device, nbytes)
 
     def _learn(self, device: torch.device, gradients: int) -> None:
-        memory = device_for(device).memory()
+        memory = _memory(device)
         most = self._allocated.get(device, 0)
         if memory.peak != self._peak_before.get(device):
             most = max(most, memory.peak)  # nobody took more before: it is this backward's
@@ -101,13 +102,19 @@ class Reserve:
         if known is None:
             return LEAST
         if known.free != free:  # PyTorch took or gave back something: it may keep more now
-            grown = max(0, device_for(device).memory().kept - known.kept)
+            grown = max(0, _memory(device).kept - known.kept)
             known.reserve = max(LEAST, _activations(device) - grown)
             known.free = free
         return known.reserve
 
 
 _all: weakref.WeakSet[Reserve] = weakref.WeakSet()
+
+
+def _memory(device: torch.device) -> Memory:
+    if device.type not in ("cuda", "cpu"):
+        return Memory(0, 0, 0)  # such parameters are refused, with the reason, by a step
+    return device_for(device).memory()
 
 
 def _activations(device: torch.device) -> int:
