@@ -63,6 +63,7 @@ def peak(name: str, arm: str, driver_peak: int = 4096 * MIB, staging: int = 0) -
         samples=100,
         driver_before=512 * MIB,
         driver_peak=driver_peak,
+        driver_ready=0,
         torch_peak=1024 * MIB,
         staging=staging,
     )

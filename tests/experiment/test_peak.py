@@ -53,54 +53,12 @@ def test_on_the_cpu_there_is_none() -> None:
         peak.measure_peak(request("streamed", "cpu"), lambda phase, steps: None)
 
 
-@pytest.fixture
-def played_gpu(monkeypatch):
-    taken = [10 * MIB]
-    monkeypatch.setattr(peak.managed, "allocate", lambda *_, **__: None)
-    monkeypatch.setattr(peak, "EVERY_SECONDS", 1000)  # whoever looks does so between steps
-    cuda = Identity(torch.device("cpu"), "cuda", "A GPU", "libbitsandbytes_cuda130.so")
-    monkeypatch.setattr(peak, "identify", lambda wanted: cuda)
-    monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7 * MIB)
-    monkeypatch.setattr(
-        torch.cuda, "mem_get_info", lambda device: (1000 * MIB - taken[0], 1000 * MIB)
-    )
-    step = peak.Arm.step
-
-    def stepping(self) -> None:
-        step(self)
-        taken[0] = 90 * MIB if taken[0] == 10 * MIB else 60 * MIB
-
-    monkeypatch.setattr(peak.Arm, "step", stepping)
-    return taken
-
-
-def test_the_peak_of_a_candidate_and_its_ring(played_gpu) -> None:
-    said: list[tuple[str, int]] = []
-    record = peak.measure_peak(
-        request("streamed"), lambda phase, steps: said.append((phase, steps))
-    )
-    assert (record.driver_before, record.driver_peak) == (10 * MIB, 90 * MIB)
-    assert (record.torch_peak, record.arm, record.steps) == (7 * MIB, "streamed", 3)
-    assert record.staging > 0
-    assert record.samples == 5  # at both ends and after each step
-    assert said[-1] == ("watching memory", 3)
-
-
-def test_the_peak_of_legacy_has_no_ring(played_gpu, monkeypatch) -> None:
-    monkeypatch.setattr(peak, "free_managed_state", lambda optimizer: played_gpu.append("freed"))
-    record = peak.measure_peak(request("legacy"), lambda phase, steps: None)
-    assert (record.driver_peak, record.staging) == (90 * MIB, 0)
-    assert played_gpu[-1] == "freed"
-
-
 class Batches:
     """A driver that takes memory for managed pages in batches, and never uses a page again."""
 
     def __init__(self, batch: int, left: int) -> None:
-        self.batch, self.left, self.taken = batch, left, 500 * MIB
+        self.batch, self.left = batch, left
+        self.taken = 500 * MIB + left
 
     def take(self, nbytes: int) -> object:
         if self.left < nbytes:
@@ -110,14 +68,76 @@ class Batches:
         return object()
 
 
-@pytest.mark.parametrize(("batch", "left"), [(128, 0), (128, 2), (128, 64), (128, 126), (2, 0)])
-def test_no_batch_of_managed_memory_is_left(batch, left) -> None:
-    driver = Batches(batch * MIB, left * MIB)
-    peak.spend_batch(lambda: driver.taken, driver.take)
+LEFT = [0, 2 * MIB, 40 * MIB, 126 * MIB]
+
+
+@pytest.fixture(params=LEFT)
+def played_gpu(monkeypatch, request):
+    """An arm takes 80 MiB for a moment, 50 MiB then; legacy 16 MiB of managed memory as well."""
+    driver = Batches(128 * MIB, request.param)
+    own = [0]
+    monkeypatch.setattr(peak.managed, "allocate", lambda nbytes, device, **_: driver.take(nbytes))
+    monkeypatch.setattr(peak, "EVERY_SECONDS", 1000)  # whoever looks does so between steps
+    cuda = Identity(torch.device("cpu"), "cuda", "A GPU", "libbitsandbytes_cuda130.so")
+    monkeypatch.setattr(peak, "identify", lambda wanted: cuda)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7 * MIB)
+    monkeypatch.setattr(
+        torch.cuda,
+        "mem_get_info",
+        lambda device: (9000 * MIB - driver.taken - own[0], 9000 * MIB),
+    )
+    step = peak.Arm.step
+
+    def stepping(self) -> None:
+        step(self)
+        if self.name == "legacy" and not own[0]:
+            for _ in range(8):
+                driver.take(2 * MIB)
+        own[0] = 50 * MIB if own[0] else 80 * MIB
+
+    monkeypatch.setattr(peak.Arm, "step", stepping)
+    return driver
+
+
+def test_the_peak_of_a_candidate_and_its_ring(played_gpu) -> None:
+    said: list[tuple[str, int]] = []
+    record = peak.measure_peak(
+        request("streamed"), lambda phase, steps: said.append((phase, steps))
+    )
+    assert record.driver_peak == record.driver_before + 80 * MIB
+    assert (record.taken, record.driver_ready) == (80 * MIB, 0)
+    assert (record.torch_peak, record.arm, record.steps) == (7 * MIB, "streamed", 3)
+    assert record.staging > 0
+    assert record.samples == 5  # at both ends and after each step
+    assert said[-1] == ("watching memory", 3)
+
+
+def test_the_peak_of_legacy_has_no_ring(played_gpu, monkeypatch) -> None:
+    freed = []
+    monkeypatch.setattr(peak, "free_managed_state", freed.append)
+    record = peak.measure_peak(request("legacy"), lambda phase, steps: None)
+    # The driver took a whole batch for the 16 MiB.
+    assert record.driver_peak == record.driver_before + (128 + 80) * MIB
+    assert (record.taken, record.staging) == ((16 + 80) * MIB, 0)
+    assert len(freed) == 1
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_no_batch_of_managed_memory_is_left(left) -> None:
+    driver = Batches(128 * MIB, left)
+    assert peak.spend_batch(lambda: driver.taken, driver.take) == left
     assert driver.left == 0
+
+
+def test_a_driver_without_batches_holds_nothing_ready() -> None:
+    driver = Batches(2 * MIB, 0)
+    assert peak.spend_batch(lambda: driver.taken, driver.take) == 0
 
 
 def test_a_driver_that_shows_nothing_is_not_asked_for_ever() -> None:
     taken: list[int] = []
-    peak.spend_batch(lambda: 500 * MIB, taken.append)
-    assert sum(taken) == peak.LARGEST_BATCH + peak.GRAIN
+    assert peak.spend_batch(lambda: 500 * MIB, taken.append) == 0
+    assert sum(taken) == peak.LARGEST_BATCH

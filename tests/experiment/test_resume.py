@@ -124,13 +124,16 @@ def test_peaks_that_cannot_be_compared_are_measured_again() -> None:
     beside = THRESHOLDS.taken_before + 1
     legacy, ours = peak("adamw32/8x1Mi", "legacy"), peak("adamw32/8x1Mi", "streamed")
     more = ours.model_copy(update={"driver_before": ours.driver_before + beside})
+    other = more.model_copy(update={"arm": "lookahead"})
     later = legacy.model_copy(update={"driver_before": more.driver_before})
     for records, done in [
         ([legacy, ours], True),
         ([legacy, more], False),
-        ([legacy, more, later], True),
+        ([legacy, more, later], False),  # the gate compares with what was there beside it
         ([legacy, more, legacy, ours], True),
         ([more], True),
+        ([legacy, ours, other, later, other], True),
+        ([legacy, ours, other], False),
     ]:
         found = Done([environment(), *records], environment())
         assert (found.answer(peak_of("streamed")) is not None) == done

@@ -315,10 +315,17 @@ class PeakRecord(_Model):
     """What the driver said was taken of the GPU, by anybody, before the first parameter."""
     driver_peak: Annotated[Bytes, Field(gt=0)]
     """The most that it said was taken since."""
+    driver_ready: Bytes | None = None
+    """Of that: what it held ready for managed memory at the end; None: not measured."""
     torch_peak: Bytes
     """PyTorch's ``max_memory_allocated``, which does not know of managed memory."""
     staging: Bytes
     """Of the driver's figure: the ring of device buffers; 0 where there is none."""
+
+    @property
+    def taken(self) -> int:
+        """Bytes that the arm itself took at the most."""
+        return max(0, self.driver_peak - self.driver_before - (self.driver_ready or 0))
 
 
 class SummaryRecord(_Model):

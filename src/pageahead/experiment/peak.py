@@ -96,13 +96,18 @@ def measure_peak(request: PeakRequest, report: Report) -> PeakRecord:
     progress = Phases(report)
     progress.enter("making parameters and gradients")
     torch.cuda.init()
-    spend_batch(
-        lambda: _used(identity.device),
-        lambda nbytes: managed.allocate(nbytes, identity.device, allow_oversubscription=False),
-    )
-    before = _used(identity.device)
+
+    def used() -> int:
+        return _used(identity.device)
+
+    def take(nbytes: int) -> object:
+        return managed.allocate(nbytes, identity.device, allow_oversubscription=False)
+
+    take(GRAIN)  # loads code, once
+    spend_batch(used, take)
+    before = used()
     torch.cuda.reset_peak_memory_stats(identity.device)
-    with Watch(lambda: _used(identity.device), EVERY_SECONDS) as watch:
+    with Watch(used, EVERY_SECONDS) as watch:
         workload = Workload(cell.layout.shapes_on("cuda"), identity.device, SEED, GRADIENT_SETS)
         if name == "legacy":
             arm = Arm.legacy(cell.optimizer, workload, "cuda", cell.residency)
@@ -115,6 +120,7 @@ def measure_peak(request: PeakRequest, report: Report) -> PeakRecord:
             torch.cuda.synchronize()
             watch.look()
             progress.stepped()
+    ready = spend_batch(used, take)  # with the arm's own state still there
     staging = 0
     if name == "legacy":
         if arm.managed:
@@ -133,30 +139,32 @@ def measure_peak(request: PeakRequest, report: Report) -> PeakRecord:
         samples=watch.samples,
         driver_before=before,
         driver_peak=watch.peak,
+        driver_ready=ready,
         torch_peak=int(torch.cuda.max_memory_allocated(identity.device)),
         staging=staging,
     )
 
 
-def spend_batch(used: Callable[[], int], take: Callable[[int], object]) -> None:
-    """Leave nothing of what the driver holds ready for managed memory.
+def spend_batch(used: Callable[[], int], take: Callable[[int], object]) -> int:
+    """Leave nothing of what the driver holds ready for managed memory; return how much that was.
 
     It takes memory for managed pages 128 MiB at a time (driver 580, H200), for all processes: what
-    is left of the last batch counts as used, and the next process has it for nothing. That would be
-    up to 126 MiB too much for an arm without managed memory, or too little for one with.
+    is left of the last batch counts as used, and the next process has it for nothing. So before an
+    arm nothing may be left, and what is left after it, it did not need.
 
     Args:
         used: the bytes of the device that are taken now.
         take: makes so many bytes of managed memory on the device; they go with what it returns.
     """
-    held = [take(GRAIN)]  # the first may load code as well
+    held = []
     before = used()
-    for _ in range(LARGEST_BATCH // GRAIN):
+    for count in range(LARGEST_BATCH // GRAIN):
         held.append(take(GRAIN))
         grown = used() - before
         if grown > 0:
             held += [take(GRAIN) for _ in range(grown // GRAIN - 1)]
-            break
+            return count * GRAIN
+    return 0  # this driver does not show what managed memory takes
 
 
 def _used(device: torch.device) -> int:

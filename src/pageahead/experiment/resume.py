@@ -19,6 +19,7 @@ from pageahead.experiment.messages import (
     PeakRequest,
     TrainingRequest,
 )
+from pageahead.experiment.peaks import apart, pairs
 from pageahead.experiment.training.gpt import shape_for
 
 __all__ = ["Done", "same_conditions"]
@@ -81,16 +82,13 @@ def same_conditions(one: Environment, other: Environment) -> bool:
 
 
 def _peaks_apart(records: Sequence[Measured]) -> set[str]:
-    """Cells of which an arm's last process found more taken than legacy's last, or less."""
-    before = {
-        (record.cell, record.arm): record.driver_before
-        for record in records
-        if isinstance(record, PeakRecord)
-    }
+    """Cells with a strategy whose process found more taken than legacy's beside it, or less."""
+    peaks = [record for record in records if isinstance(record, PeakRecord)]
     return {
         cell
-        for (cell, _), taken in before.items()
-        if abs(taken - before.get((cell, "legacy"), taken)) > THRESHOLDS.taken_before
+        for strategy in {record.arm for record in peaks} - {"legacy"}
+        for cell, (legacy, ours) in pairs(peaks, strategy).items()
+        if legacy and ours and apart(legacy, ours, THRESHOLDS.taken_before)
     }
 
 

@@ -472,7 +472,8 @@ def test_cells_of_another_state_than_the_last_run_do_not_count(changes, why) -> 
     ("changes", "why"),
     [
         ({"samples": 0}, "the driver was not asked"),
-        ({"driver_before": 20 << 30}, "were taken before legacy"),
+        ({"driver_before": 3 << 30}, "were taken before legacy"),
+        ({"driver_ready": None}, "held ready for managed memory was not measured"),
         ({"staging": 1 << 40}, "a ring of 1 TiB"),
         ({"staging": 5 * CELL.state_bytes + 1}, "for 64 MiB of state"),
     ],

@@ -20,6 +20,7 @@ from pageahead.experiment.gate.measured import Collection, Measured
 from pageahead.experiment.gate.reading import Evidence
 from pageahead.experiment.gate.thresholds import Thresholds
 from pageahead.experiment.gate.verified import Verification, verification
+from pageahead.experiment.peaks import Pair, apart, excess, pairs
 from pageahead.experiment.table import amount
 
 __all__ = ["counted_peaks", "evaluate"]
@@ -149,27 +150,12 @@ def _at_least(
     )
 
 
-def counted_peaks(
-    evidence: Evidence, strategy: str
-) -> dict[str, tuple[PeakRecord | None, PeakRecord | None]]:
-    """Peak memory of legacy and of a strategy, by cell; of a GPU, its environment known.
-
-    Of several the last of the strategy, and legacy's last before it: beside that one it was
-    measured, even if another file has the cell with another strategy.
-    """
-    legacy: dict[str, PeakRecord] = {}
-    pairs: dict[str, tuple[PeakRecord | None, PeakRecord | None]] = {}
-    for one in evidence.peaks:
-        if one.device != "cuda" or one.run not in evidence.environments:
-            continue
-        if one.arm == "legacy":
-            legacy[one.cell] = one
-        elif one.arm == strategy:
-            pairs[one.cell] = legacy.get(one.cell), one
-    for cell, last in legacy.items():
-        before, ours = pairs.get(cell, (None, None))
-        pairs[cell] = before or last, ours
-    return pairs
+def counted_peaks(evidence: Evidence, strategy: str) -> dict[str, Pair]:
+    """Peak memory of legacy and of a strategy, by cell; of a GPU, its environment known."""
+    counted = (
+        one for one in evidence.peaks if one.device == "cuda" and one.run in evidence.environments
+    )
+    return pairs(counted, strategy)
 
 
 def _memory_and_contract(
@@ -177,7 +163,7 @@ def _memory_and_contract(
 ) -> Finding:
     peaks = counted_peaks(evidence, strategy)
     figures, missing, failed = [], [], False
-    largest: tuple[float, str] | None = None
+    largest: tuple[int, str] | None = None
     for cell in MATRIX.cells:
         if cell.role not in PEAK_ROLES:
             continue
@@ -192,13 +178,12 @@ def _memory_and_contract(
         if reason is not None:
             missing.append(f"{cell.name}: {reason}")
             continue
-        share = ours.driver_peak / (legacy.driver_peak + ours.staging)
-        said = _peaks(legacy, ours)
-        if ours.driver_peak > legacy.driver_peak + ours.staging:
+        beyond, said = excess(legacy, ours), _peaks(legacy, ours)
+        if beyond > 0:
             failed = True
             figures.append(said)
-        elif largest is None or share > largest[0]:
-            largest = (share, said)
+        elif largest is None or beyond > largest[0]:
+            largest = (beyond, said)
     if largest is not None:
         figures.append(f"nearest to its bound: {largest[1]}")
     late = [
@@ -235,7 +220,9 @@ def _why_not_comparable(
 ) -> str | None:
     if not (legacy.samples and legacy.steps and ours.samples and ours.steps):
         return "the driver was not asked during any step"
-    if abs(ours.driver_before - legacy.driver_before) > thresholds.taken_before:
+    if legacy.driver_ready is None or ours.driver_ready is None:
+        return "how much the driver held ready for managed memory was not measured"
+    if apart(legacy, ours, thresholds.taken_before):
         return (
             f"{amount(legacy.driver_before)} of the GPU were taken before legacy's steps and "
             f"{amount(ours.driver_before)} before the candidate's; `bench` measures both again"
@@ -247,8 +234,8 @@ def _why_not_comparable(
 
 def _peaks(legacy: PeakRecord, ours: PeakRecord) -> str:
     return (
-        f"{ours.cell}: {amount(ours.driver_peak)} taken at most, legacy "
-        f"{amount(legacy.driver_peak)} and staging {amount(ours.staging)} (PyTorch's own peak: "
+        f"{ours.cell}: {amount(ours.taken)} taken at most, legacy "
+        f"{amount(legacy.taken)} and staging {amount(ours.staging)} (PyTorch's own peak: "
         f"{amount(ours.torch_peak)}, legacy {amount(legacy.torch_peak)}; taken before: "
         f"{amount(ours.driver_before)} and {amount(legacy.driver_before)})"
     )

@@ -12,6 +12,7 @@ from pageahead.experiment.gate.criteria import counted_peaks
 from pageahead.experiment.gate.decision import Decision
 from pageahead.experiment.gate.measured import Measured, of_rounds
 from pageahead.experiment.gate.reading import Evidence
+from pageahead.experiment.peaks import excess
 from pageahead.experiment.summary import gigabytes_per_second
 
 __all__ = ["Bandwidth", "PeakRow", "Row", "bandwidth", "peak_rows", "rows"]
@@ -78,7 +79,9 @@ class PeakRow:
         """Whether criterion 6 holds for it."""
         if self.legacy is None or self.ours is None:
             return None
-        return self.ours.driver_peak <= self.legacy.driver_peak + self.ours.staging
+        if self.legacy.driver_ready is None or self.ours.driver_ready is None:
+            return None
+        return excess(self.legacy, self.ours) <= 0
 
 
 def rows(evidence: Evidence, decision: Decision) -> list[Row]:
