@@ -34,7 +34,7 @@ import pageahead
 from pageahead import Paging
 from pageahead.experiment.cells import CELLS
 from pageahead.experiment.environment import describe
-from pageahead.experiment.identity import identify
+from pageahead.experiment.identity import identify, scrub
 
 MI = 1 << 20
 SMALL = 100_096
@@ -217,7 +217,9 @@ def main() -> None:
         print(json.dumps(one))
     if options.out is not None:
         run = datetime.now(timezone.utc).isoformat()
-        environment = describe(identity, run=run, argv=sys.argv[1:], link=None)
+        environment = describe(
+            identity, run=run, argv=[scrub(one) for one in sys.argv[1:]], link=None
+        )
         with options.out.open("a", encoding="utf-8") as file:
             file.write(environment.model_dump_json() + "\n")
             file.writelines(json.dumps({"run": run, **one}) + "\n" for one in rows)

@@ -33,7 +33,7 @@ import torch
 import pageahead
 from pageahead import Paging
 from pageahead.experiment.environment import describe
-from pageahead.experiment.identity import identify
+from pageahead.experiment.identity import identify, scrub
 from pageahead.experiment.training.gpt import GPT, Shape, shape_for
 
 SEQUENCES = 4
@@ -173,7 +173,9 @@ def main() -> None:
         del model
     if out is not None:
         run = datetime.now(timezone.utc).isoformat()
-        environment = describe(identify("cuda"), run=run, argv=sys.argv[1:], link=None)
+        environment = describe(
+            identify("cuda"), run=run, argv=[scrub(one) for one in sys.argv[1:]], link=None
+        )
         with out.open("a", encoding="utf-8") as file:
             file.write(environment.model_dump_json() + "\n")
             file.writelines(json.dumps({"run": run, **row}) + "\n" for row in rows)

@@ -29,7 +29,7 @@ import pageahead
 from pageahead import Paging
 from pageahead.experiment.cells import CELLS
 from pageahead.experiment.environment import describe
-from pageahead.experiment.identity import identify
+from pageahead.experiment.identity import identify, scrub
 from pageahead.optim import engine
 
 EVEN, LLAMA = (CELLS[name].layout for name in ("adamw8/32x8Mi", "adamw8/llama-3.2-1b"))
@@ -111,7 +111,9 @@ def main() -> None:
         print(json.dumps({key: value for key, value in taken.items() if key != "ms"}), flush=True)
         records.append({"run": run, **taken})
     if options.out is not None:
-        environment = describe(identity, run=run, argv=sys.argv[1:], link=None)
+        environment = describe(
+            identity, run=run, argv=[scrub(one) for one in sys.argv[1:]], link=None
+        )
         with options.out.open("a", encoding="utf-8") as file:
             file.write(environment.model_dump_json() + "\n")
             file.writelines(json.dumps(one) + "\n" for one in records)
