@@ -153,3 +153,21 @@ def test_moves_change_no_bits(
     torch.cuda.synchronize()
     assert differences(optimizer, mine, expected, twins) == []
     assert sum(one != other for one, other in itertools.pairwise(seen)) >= 5, seen
+
+
+def test_a_reserve_that_nobody_set_is_what_activations_took() -> None:
+    """As PyTorch counts them: the most that was allocated beyond what was before the forward."""
+    torch.cuda.reset_peak_memory_stats()
+    found = parameters([(2048, 2048)] * 4, torch.float16)
+    optimizer = candidate("PagedAdamW", found, 32, Paging(staging=32 * MIB))
+    before = torch.cuda.memory_allocated()
+    out = torch.full((16_384, 2048), 0.01, dtype=torch.float16, device="cuda")
+    for one in found:
+        out = torch.relu(out @ one)
+    out.float().square().mean().backward()
+    del out
+    took = torch.cuda.max_memory_allocated() - before
+    assert took > 256 * MIB  # four of 64 MiB, and the loss's
+    optimizer.step()
+    learned = optimizer._elastic._reserve._learned[found[0].device]
+    assert abs(learned.activations - took) < 2 * MIB
