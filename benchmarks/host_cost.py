@@ -19,22 +19,20 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from rows import append_rows
 
 import pageahead
 from pageahead import Paging
 from pageahead.experiment.cells import CELLS
-from pageahead.experiment.environment import describe
-from pageahead.experiment.identity import identify, scrub
+from pageahead.experiment.identity import identify
 
 MI = 1 << 20
 SMALL = 100_096
@@ -216,13 +214,7 @@ def main() -> None:
     for one in rows:
         print(json.dumps(one))
     if options.out is not None:
-        run = datetime.now(timezone.utc).isoformat()
-        environment = describe(
-            identity, run=run, argv=[scrub(one) for one in sys.argv[1:]], link=None
-        )
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(environment.model_dump_json() + "\n")
-            file.writelines(json.dumps({"run": run, **one}) + "\n" for one in rows)
+        append_rows(options.out, identity, rows)
 
 
 if __name__ == "__main__":

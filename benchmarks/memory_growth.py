@@ -22,18 +22,16 @@ import argparse
 import gc
 import json
 import random
-import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import bitsandbytes
 import torch
+from rows import append_rows
 
 import pageahead
 from pageahead import Paging
-from pageahead.experiment.environment import describe
-from pageahead.experiment.identity import identify, scrub
+from pageahead.experiment.identity import identify
 from pageahead.experiment.training.gpt import GPT, Shape, shape_for
 
 SEQUENCES = 4
@@ -172,13 +170,7 @@ def main() -> None:
                 print(json.dumps(rows[-1]), flush=True)
         del model
     if out is not None:
-        run = datetime.now(timezone.utc).isoformat()
-        environment = describe(
-            identify("cuda"), run=run, argv=[scrub(one) for one in sys.argv[1:]], link=None
-        )
-        with out.open("a", encoding="utf-8") as file:
-            file.write(environment.model_dump_json() + "\n")
-            file.writelines(json.dumps({"run": run, **row}) + "\n" for row in rows)
+        append_rows(out, identify("cuda"), rows)
 
 
 if __name__ == "__main__":

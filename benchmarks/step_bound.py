@@ -13,23 +13,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 from unittest import mock
 
 import torch
+from rows import append_rows
 
 import pageahead
 from pageahead import Paging
 from pageahead.experiment.cells import CELLS
-from pageahead.experiment.environment import describe
-from pageahead.experiment.identity import identify, scrub
+from pageahead.experiment.identity import identify
 from pageahead.optim import engine
 
 EVEN, LLAMA = (CELLS[name].layout for name in ("adamw8/32x8Mi", "adamw8/llama-3.2-1b"))
@@ -103,20 +101,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append the times to this file, as JSON lines")
     options = parser.parse_args()
     identity = identify(options.device)
-    run = datetime.now(timezone.utc).isoformat()
     records = []
     for (bits, layout), turns in TURNS.items():
         shapes = [(max(1, first // options.divide), *rest) for first, *rest in layout.shapes]
         taken = measure(identity.device, bits, layout.name, shapes, options.turns or turns)
         print(json.dumps({key: value for key, value in taken.items() if key != "ms"}), flush=True)
-        records.append({"run": run, **taken})
+        records.append(taken)
     if options.out is not None:
-        environment = describe(
-            identity, run=run, argv=[scrub(one) for one in sys.argv[1:]], link=None
-        )
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(environment.model_dump_json() + "\n")
-            file.writelines(json.dumps(one) + "\n" for one in records)
+        append_rows(options.out, identity, records)
 
 
 if __name__ == "__main__":

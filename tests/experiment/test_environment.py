@@ -96,7 +96,9 @@ def test_a_gpu_without_the_cuda_library_is_refused(monkeypatch) -> None:
 
 def test_the_environment_says_what_and_where(monkeypatch) -> None:
     found = Identity(torch.device("cpu"), "cpu", "CPU", "libbitsandbytes_cpu.so")
-    record = describe(found, run="now", argv=["bench"], link=None)
+    words = ["bench", "--select", "adamw8*", "--out", "/somewhere/of/mine/run.jsonl"]
+    record = describe(found, run="now", argv=words, link=None)
+    assert record.argv == [*words[:-1], "run.jsonl"]
     assert record.torch == torch.__version__
     assert record.library == "libbitsandbytes_cpu.so"
     assert record.gpu is None

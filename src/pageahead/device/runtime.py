@@ -60,7 +60,8 @@ class CudaRuntime:
         """
         stream = ctypes.c_void_p()
         status = self._create_stream(ctypes.byref(stream), _STREAM_NON_BLOCKING, priority)
-        self._check(status, "to make a stream")
+        if status != 0:
+            raise self._refusal("to make a stream", status)
         return stream.value or 0
 
     def copy_async(self, destination: int, source: int, nbytes: int, stream: int) -> None:
@@ -74,7 +75,7 @@ class CudaRuntime:
         """
         status = self._memcpy(destination, source, nbytes, _MEMCPY_DEFAULT, stream)
         if status != 0:
-            self._check(status, f"to copy {nbytes} bytes")
+            raise self._refusal(f"to copy {nbytes} bytes", status)
 
     def copy_rows_async(
         self,
@@ -102,12 +103,11 @@ class CudaRuntime:
             stream,
         )
         if status != 0:
-            self._check(status, f"to copy {rows * nbytes} bytes")
+            raise self._refusal(f"to copy {rows * nbytes} bytes", status)
 
-    def _check(self, status: int, what: str) -> None:
-        if status != 0:
-            self.clear_error()
-            raise RuntimeError(f"CUDA refused {what}: error {status}")
+    def _refusal(self, what: str, status: int) -> RuntimeError:
+        self.clear_error()
+        return RuntimeError(f"CUDA refused {what}: error {status}")
 
     def clear_error(self) -> int:
         """Clear the calling thread's last error and return its number; 0 means none."""

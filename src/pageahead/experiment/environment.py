@@ -14,7 +14,7 @@ import torch
 
 from pageahead._version import __version__
 from pageahead.experiment.evidence import Environment, Gpu, LinkRecord
-from pageahead.experiment.identity import Identity
+from pageahead.experiment.identity import Identity, scrub
 
 __all__ = ["describe", "git_state", "source_sha256"]
 
@@ -25,11 +25,11 @@ COMMIT_VARIABLE = "PAGEAHEAD_COMMIT"
 def describe(
     identity: Identity, *, run: str, argv: list[str], link: LinkRecord | None
 ) -> Environment:
-    """Return the record. No machine path and no host name goes into it."""
+    """Return the record. No folder of this machine and no host name goes into it."""
     commit, dirty = git_state(PACKAGE)
     return Environment(
         run=run,
-        argv=argv,
+        argv=[scrub(word) for word in argv],
         device=identity.type,
         gpu=_gpu(identity.device) if identity.type == "cuda" else None,
         library=identity.library,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pageahead.experiment.cells import MATRIX, PEAK_ROLES
+from pageahead.experiment.cells import CELLS, MATRIX, PEAK_ROLES
 from pageahead.experiment.evidence import PeakRecord
 from pageahead.experiment.gate.finding import (
     WIDTHS,
@@ -18,12 +18,12 @@ from pageahead.experiment.gate.finding import (
 )
 from pageahead.experiment.gate.measured import Collection, Measured
 from pageahead.experiment.gate.reading import Evidence
-from pageahead.experiment.gate.thresholds import Thresholds
+from pageahead.experiment.gate.thresholds import THRESHOLDS, Thresholds
 from pageahead.experiment.gate.verified import Verification, verification
 from pageahead.experiment.peaks import Pair, apart, excess, pairs
 from pageahead.experiment.table import amount
 
-__all__ = ["counted_peaks", "evaluate"]
+__all__ = ["counted_peaks", "evaluate", "why_not_comparable"]
 
 
 def evaluate(
@@ -174,7 +174,7 @@ def _memory_and_contract(
             )
             missing.append(f"{cell.name}: no peak memory of {absent}")
             continue
-        reason = _why_not_comparable(legacy, ours, cell.state_bytes("cuda"), thresholds)
+        reason = why_not_comparable(legacy, ours, thresholds)
         if reason is not None:
             missing.append(f"{cell.name}: {reason}")
             continue
@@ -215,9 +215,10 @@ def _memory_and_contract(
     )
 
 
-def _why_not_comparable(
-    legacy: PeakRecord, ours: PeakRecord, state_bytes: int, thresholds: Thresholds
+def why_not_comparable(
+    legacy: PeakRecord, ours: PeakRecord, thresholds: Thresholds = THRESHOLDS
 ) -> str | None:
+    """Why two peaks of a cell say nothing about criterion 6; None if they do."""
     if not (legacy.samples and legacy.steps and ours.samples and ours.steps):
         return "the driver was not asked during any step"
     if legacy.driver_ready is None or ours.driver_ready is None:
@@ -227,6 +228,7 @@ def _why_not_comparable(
             f"{amount(legacy.driver_before)} of the GPU were taken before legacy's steps and "
             f"{amount(ours.driver_before)} before the candidate's; `bench` measures both again"
         )
+    state_bytes = CELLS[ours.cell].state_bytes("cuda")
     if ours.staging > thresholds.ring * state_bytes:
         return f"a ring of {amount(ours.staging)} for {amount(state_bytes)} of state"
     return None

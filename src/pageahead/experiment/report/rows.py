@@ -8,7 +8,7 @@ from statistics import median
 from pageahead.experiment.arms import MANAGED_STRATEGIES
 from pageahead.experiment.cells import CELLS, MATRIX
 from pageahead.experiment.evidence import CandidateRecord, CellRecord, PeakRecord
-from pageahead.experiment.gate.criteria import counted_peaks
+from pageahead.experiment.gate.criteria import counted_peaks, why_not_comparable
 from pageahead.experiment.gate.decision import Decision
 from pageahead.experiment.gate.measured import Measured, of_rounds
 from pageahead.experiment.gate.reading import Evidence
@@ -76,10 +76,8 @@ class PeakRow:
 
     @property
     def within(self) -> bool | None:
-        """Whether criterion 6 holds for it."""
-        if self.legacy is None or self.ours is None:
-            return None
-        if self.legacy.driver_ready is None or self.ours.driver_ready is None:
+        """Whether criterion 6 holds for it; None where that is not known."""
+        if self.legacy is None or self.ours is None or why_not_comparable(self.legacy, self.ours):
             return None
         return excess(self.legacy, self.ours) <= 0
 
