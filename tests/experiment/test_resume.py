@@ -30,6 +30,7 @@ from pageahead.experiment.protocol import Protocol
 from pageahead.experiment.resume import Done
 from pageahead.experiment.training.cells import PROTOCOL as TRAINING_PROTOCOL
 from pageahead.experiment.training.cells import arms_of, cell_named
+from tests.experiment.gate.support import verified
 from tests.experiment.support import RUN, cell, environment, peak
 from tests.experiment.training.support import record as training
 
@@ -174,6 +175,16 @@ def play(monkeypatch, tmp_path):
 
 def second() -> CellRecord:
     return cell().model_copy(update={"cell": "adamw8/8x1Mi", "optimizer": "adamw8"})
+
+
+def test_a_file_may_have_what_verify_found_beside_it(play) -> None:
+    play([environment(), cell(), second()])
+    append(play.out, verified("lion", 8))
+    before = play.out.read_bytes()
+    good, asked, said = play([environment()])
+    assert (good, asked) == (True, [])
+    assert "not a record" not in said
+    assert play.out.read_bytes() == before
 
 
 def test_a_finished_file_says_so_and_stays_as_it_is(play) -> None:

@@ -24,6 +24,7 @@ from pageahead.experiment.evidence import (
     SetupFailedRecord,
     TrainingRecord,
 )
+from pageahead.experiment.gate import reading
 from pageahead.experiment.planning import CellPlan, plan_cell
 from pageahead.experiment.protocol import Protocol
 from pageahead.experiment.resume import Done
@@ -256,11 +257,14 @@ class _Bar:
         self._progress.update(self._task, completed=self._before)
 
 
-def known(out: Path | None, log: Console) -> list[Record]:
-    """What is in an evidence file; what is no record there is said and left where it is."""
+def known(out: Path | None, log: Console) -> list[reading.Record]:
+    """What is in an evidence file; what is no record there is said and left where it is.
+
+    It may have records of `pageahead verify`, so that one file is all that the gate asks for.
+    """
     if out is None or not out.exists():
         return []
-    records, problems = evidence.read_all(out)
+    records, problems = reading.read_one(out)
     for problem in problems:
         log.print(f"not a record, and left alone: {problem}", markup=False, highlight=False)
     return records

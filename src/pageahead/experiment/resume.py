@@ -9,9 +9,9 @@ from pageahead.experiment.evidence import (
     Environment,
     LeftOutRecord,
     PeakRecord,
-    Record,
     TrainingRecord,
 )
+from pageahead.experiment.gate.reading import Record
 from pageahead.experiment.gate.thresholds import THRESHOLDS
 from pageahead.experiment.messages import (
     CellRequest,

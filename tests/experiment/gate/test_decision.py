@@ -96,10 +96,10 @@ def test_the_oracles_cells_of_other_movements_or_machines_do_not_count(changes) 
 
 
 def test_single_cells_of_the_oracle_count_as_their_summary_does() -> None:
-    def single(result: str) -> VerifiedCell:
+    def single(result: str, number: int = 0) -> VerifiedCell:
         return VerifiedCell(
             run=RUN,
-            case="lion/8/...",
+            case=f"lion/8/{number}",
             family="lion",
             bits=8,
             movement="streamed",
@@ -109,8 +109,9 @@ def test_single_cells_of_the_oracle_count_as_their_summary_does() -> None:
         )
 
     rest = without(lambda one: isinstance(one, Verified) and (one.family, one.bits) == ("lion", 8))
-    enough = [single("equal")] * 12
+    enough = [single("equal", number) for number in range(12)]
     assert judged([*rest, *enough]).verdict == "GO"
+    assert missing(judged([*rest, *enough[:11], *enough[:11]])) == ["1"]
     few = judged([*rest, *enough[:11]])
     assert missing(few) == ["1"]
     assert "lion 8-bit: 11 cells of `pageahead verify`" in finding(few, "1").missing[0]

@@ -16,7 +16,10 @@ from pageahead.experiment.report import page
 from tests.experiment.report.chromium import DESKTOP, PHONE, Browser, executable, running
 from tests.experiment.report.support import H200, ROOT
 
-EVIDENCE = [H200 / "bench-source.jsonl", H200 / "verify.jsonl"]
+EVIDENCE = [
+    H200 / f"{name}.jsonl"
+    for name in ("streamed", "lookahead", "profile-streamed", "profile-lookahead")
+]
 TARGET = ROOT / "docs" / "report.png"
 HEIGHT, GAP, COLOURS = 1500, 24, 256
 CHART = "document.querySelector('.chart').closest('section').querySelector('.legend')"

@@ -31,7 +31,6 @@ class Evidence:
         profiles: of `pageahead profile`.
         setups: runs that failed before they measured anything.
         verified, verified_summaries: of `pageahead verify`.
-        origins: where summaries of it come from, by run.
         problems: lines that are no records, with file and number.
     """
 
@@ -45,7 +44,6 @@ class Evidence:
     setups: list[evidence.SetupFailedRecord] = field(default_factory=list)
     verified: list[oracle.CellRecord] = field(default_factory=list)
     verified_summaries: list[oracle.SummaryRecord] = field(default_factory=list)
-    origins: dict[str, oracle.SourceRecord] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
@@ -100,8 +98,6 @@ def gather(records: Iterable[Record]) -> Evidence:
                 found.verified.append(record)
             case oracle.SummaryRecord():
                 found.verified_summaries.append(record)
-            case oracle.SourceRecord():
-                found.origins[record.run] = record
             case _:
                 pass
     return found

@@ -36,7 +36,7 @@ def verification(
     """Count the oracle's cells of `strategy` on `device`: every optimizer in both widths.
 
     Cells count and so do summaries of cells. Where the evidence has both, of one run and movement,
-    the cells do.
+    the cells do. Nothing counts twice, whether in one file or in several.
     """
     runs = {
         run
@@ -46,7 +46,8 @@ def verification(
     results: Counter[tuple[str, int, str]] = Counter()
     seen = set()
     bitwise = 0
-    for cell in evidence.verified:
+    once = {(cell.run, cell.case, cell.result): cell for cell in evidence.verified}
+    for cell in once.values():
         if cell.run in runs and _of(cell.movement, strategy):
             seen.add((cell.run, cell.family, cell.bits, cell.movement))
             results[cell.family, cell.bits, cell.result] += 1
@@ -59,6 +60,7 @@ def verification(
             for result, cells in summary.results.items():
                 results[summary.family, summary.bits, result] += cells
             bitwise += summary.bit_for_bit
+            seen.add(key)
     equal = sum(count for (*_, result), count in results.items() if result == "equal")
     total = sum(results.values())
     missing = []

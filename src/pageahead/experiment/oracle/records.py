@@ -26,6 +26,7 @@ __all__ = [
     "SourceRecord",
     "SummaryRecord",
     "append",
+    "parse",
     "read",
 ]
 
@@ -167,8 +168,6 @@ class SourceRecord(_Model):
 
     kind: Literal["verify_source"] = "verify_source"
     run: str
-    commit: str
-    why: str
     cells_file: str
     """Beside this file: every `CellRecord`."""
     cells_sha256: str
@@ -179,7 +178,12 @@ Record = Environment | ExcludedRecord | CellRecord | FailureRecord | SummaryReco
 _adapter: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 
+def parse(line: str | bytes) -> Record:
+    """Return the record of a line. Raises pydantic's `ValidationError` if it is none."""
+    return _adapter.validate_json(line)
+
+
 def read(path: Path) -> list[Record]:
     """Return the records of a file. Raises pydantic's `ValidationError` for a line that is none."""
     with path.open(encoding="utf-8") as file:
-        return [_adapter.validate_json(line) for line in file]
+        return [parse(line) for line in file]

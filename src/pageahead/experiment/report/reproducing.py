@@ -56,12 +56,13 @@ def machines(evidence: Evidence) -> list[Machine]:
 def steps(evidence: Evidence) -> list[Steps]:
     """The commands of every run, by the state of the code."""
     found: dict[tuple[str | None, str, str, str], list[str]] = {}
-    for run, environment in evidence.environments.items():
-        origin = evidence.origins.get(run)
-        commit, remark = environment.commit, _remark(environment)
-        if origin is not None:
-            commit, remark = origin.commit, origin.why
-        key = (commit, remark, environment.source_sha256, _versions(environment))
+    for environment in evidence.environments.values():
+        key = (
+            environment.commit,
+            _remark(environment),
+            environment.source_sha256,
+            _versions(environment),
+        )
         found.setdefault(key, []).append(shlex.join(["pageahead", *environment.argv]))
     return [Steps(*key, list(dict.fromkeys(commands))) for key, commands in found.items()]
 

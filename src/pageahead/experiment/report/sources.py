@@ -119,5 +119,4 @@ def of_device(evidence: Evidence, device: str) -> Evidence:
         left_out=[one for one in evidence.left_out if one.run in kept],
         verified=[one for one in evidence.verified if one.run in kept],
         verified_summaries=[one for one in evidence.verified_summaries if one.run in kept],
-        origins={run: one for run, one in evidence.origins.items() if run in kept},
     )
