@@ -36,6 +36,8 @@ from pageahead.memory.host import available_bytes
 
 GIB = 1 << 30
 DTYPE = torch.bfloat16
+STATE_BYTES = 8
+"""Of one element: two moments in float32."""
 ROTARY_BASE = 10_000.0
 
 
@@ -170,18 +172,28 @@ def make_optimizer(model: nn.Module, settings: Settings) -> pageahead.PagedAdamW
     )
 
 
-def check_host_memory(needed: int) -> None:
-    """Say what will be page-locked, and end here if there is not that much."""
+def sizes_of(settings: Settings) -> list[int]:
+    """Elements of each parameter."""
+    with torch.device("meta"):
+        return [parameter.numel() for parameter in Llama(settings).parameters()]
+
+
+def check_host_memory(settings: Settings, sizes: Sequence[int]) -> None:
+    """Say what the host will hold, and end here if it has not that much."""
+    state = STATE_BYTES * sum(sizes)
+    weights = 0 if settings.device != "cpu" else DTYPE.itemsize * sum(sizes)
     available = available_bytes()
+    beside = f", and {weights / 1e9:.2f} GB of weights to ordinary memory" if weights else ""
     print(
-        f"{needed / 1e9:.2f} GB of optimizer state go to page-locked host memory, of which "
+        f"{state / 1e9:.2f} GB of optimizer state go to page-locked host memory{beside}; "
         f"{available / 1e9:.2f} GB are available",
         flush=True,
     )
-    if needed > available:
+    if state + weights > available:
+        no_gpu = " This is the CPU: no GPU was found or asked for." if weights else ""
         raise SystemExit(
-            f"not enough host memory: {needed / 1e9:.2f} GB are needed. Use fewer --layers, or a "
-            f"machine or container with more."
+            f"not enough host memory: {(state + weights) / 1e9:.2f} GB are needed. Use fewer "
+            f"--layers, or a machine or container with more.{no_gpu}"
         )
 
 
@@ -195,15 +207,15 @@ def cap_device_memory(settings: Settings) -> None:
 def train(settings: Settings) -> Result:
     """Train from scratch for `settings.steps` steps; returns what they took."""
     cuda = settings.device != "cpu"
+    sizes = sizes_of(settings)
+    print(f"{sum(sizes) / 1e9:.3f} billion parameters in {len(sizes)} tensors", flush=True)
+    check_host_memory(settings, sizes)
     if cuda:
         cap_device_memory(settings)
     model = make_model(settings)
-    sizes = [parameter.numel() for parameter in model.parameters()]
-    print(f"{sum(sizes) / 1e9:.3f} billion parameters in {len(sizes)} tensors", flush=True)
     optimizer = make_optimizer(model, settings)
     routes = optimizer.routes()
     streamed = sum(route.state_bytes for route in routes if route.path == "streamed")
-    check_host_memory(streamed)
 
     text = torch.Generator().manual_seed(settings.seed)
     seconds, losses = [], []

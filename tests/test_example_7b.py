@@ -72,15 +72,21 @@ def test_one_line_is_written_and_the_summary_printed(example: ModuleType, tmp_pa
     assert written["allocated_peak"] is None
     assert str(tmp_path) not in line
     said = capsys.readouterr().out.splitlines()
-    assert "GB of optimizer state go to page-locked host memory, of which" in said[1]
+    assert "GB of optimizer state go to page-locked host memory, and 0.0" in said[1]
     assert [one.split()[:2] for one in said[2:5]] == [["step", "1"], ["step", "2"], ["step", "3"]]
     assert "billion parameters on cpu" in said[5]
 
 
-def test_without_enough_host_memory_nothing_is_trained(example: ModuleType, monkeypatch) -> None:
-    monkeypatch.setattr(example, "available_bytes", lambda: 1000)
-    with pytest.raises(SystemExit, match="not enough host memory"):
-        example.train(tiny(example))
+def test_without_enough_host_memory_no_model_is_made(example: ModuleType, monkeypatch) -> None:
+    settings = tiny(example)
+    needed = 10 * sum(example.sizes_of(settings))  # state, and the weights of a model on the CPU
+    monkeypatch.setattr(example, "make_model", lambda settings: pytest.fail("made"))
+    monkeypatch.setattr(example, "available_bytes", lambda: needed - 1)
+    with pytest.raises(SystemExit, match=r"not enough host memory: .* no GPU was found"):
+        example.train(settings)
+    monkeypatch.setattr(example, "available_bytes", lambda: needed)
+    with pytest.raises(pytest.fail.Exception):
+        example.train(settings)
 
 
 def test_a_head_looks_at_how_far_tokens_are_apart(example: ModuleType) -> None:

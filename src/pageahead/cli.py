@@ -316,7 +316,7 @@ def gate(
             metavar="EVIDENCE...",
             exists=True,
             dir_okay=False,
-            help="From bench --preset matrix --out and verify --out; .jsonl or .jsonl.gz.",
+            help="From bench --preset matrix, verify and profile --out; .jsonl or .jsonl.gz.",
         ),
     ],
     strategy: Annotated[

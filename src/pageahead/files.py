@@ -36,11 +36,18 @@ def check_apart(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = ())
 
 
 def check_regular(path: Path, option: str) -> None:
-    """Refuse a terminal, a pipe or a device for evidence, which is read again to go on.
+    """Refuse a terminal, a pipe, a device or a packed file for evidence, which is read again.
 
     Raises:
-        typer.BadParameter: there is something at `path` that is no regular file.
+        typer.BadParameter: there is something at `path` that is no regular file, or its name says
+            that it is packed.
     """
+    if path.suffix == ".gz":
+        raise typer.BadParameter(
+            f"{path}: lines are appended, which a packed file does not take; leave out .gz, and "
+            f"pack it when it is complete",
+            param_hint=option,
+        )
     if path.exists() and not path.is_file():
         raise typer.BadParameter(
             f"{path} is no regular file, so that what is appended could not be read again; name "

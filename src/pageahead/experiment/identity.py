@@ -50,7 +50,7 @@ def identify(wanted: Literal["auto", "cpu", "cuda"]) -> Identity:
     if wanted == "cuda" and not available:
         raise IdentityError(
             f"--device cuda: PyTorch {torch.__version__} sees no CUDA GPU here. Use --device cpu "
-            f"to check bits and order without one."
+            f"for what can be seen without one: bits and order, no speed."
         )
     library = _library()
     if wanted == "cpu" or not available:

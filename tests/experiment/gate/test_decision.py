@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 from pageahead.experiment.cells import CELLS
 from pageahead.experiment.evidence import CellRecord, Environment, FailedRecord, PeakRecord
@@ -106,6 +107,8 @@ def test_single_cells_of_the_oracle_count_as_their_summary_does() -> None:
             device="cuda",
             result=result,
             steps=5,
+            compared_steps=[5],
+            tensors=8,
         )
 
     rest = without(lambda one: isinstance(one, Verified) and (one.family, one.bits) == ("lion", 8))
@@ -121,6 +124,57 @@ def test_single_cells_of_the_oracle_count_as_their_summary_does() -> None:
     summary = verified("lion", 8, movement="streamed")
     both = finding(judged([*rest, summary, single("equal")]), "1")
     assert any("141 of 141 cells equal" in figure for figure in both.figures)
+
+    # Nor does the same cell in other runs make more of them, or one that compared nothing.
+    runs = [f"run {number}" for number in range(12)]
+    again = [single("equal").model_copy(update={"run": run}) for run in runs]
+    there = [environment().model_copy(update={"run": run}) for run in runs]
+    assert missing(judged([*there, *rest, *again])) == ["1"]
+    for nothing in ({"compared_steps": []}, {"tensors": 0}, {"device": "cpu"}):
+        empty = [one.model_copy(update=nothing) for one in enough]
+        assert missing(judged([*rest, *empty])) == ["1"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_failed_in_the_oracle_is_not_hidden_by_what_did_not(first) -> None:
+    equal = verified("lion", 8)
+    failing = verified("lion", 8, results={"equal": 16, "different": 4}, bit_for_bit=16)
+    records = [failing, *GOOD] if first else [*GOOD, failing]
+    decision = judged(records)
+    assert (decision.verdict, failed(decision)) == ("NO-GO", ["1"])
+    assert any("160 of 164 cells equal" in one for one in finding(decision, "1").figures)
+    single = VerifiedCell(
+        run=RUN,
+        case="lion/8/1",
+        family="lion",
+        bits=8,
+        movement=equal.movement,
+        device="cuda",
+        result="equal",
+        steps=5,
+        compared_steps=[5],
+        tensors=8,
+    )
+    assert judged([*records, single]).verdict == "NO-GO"
+    # Nor by a run whose environment is not there.
+    lost = failing.model_copy(update={"run": "lost"})
+    assert judged([*GOOD, lost]).verdict == "NO-GO"
+    assert judged([*GOOD, equal.model_copy(update={"run": "lost"})]).verdict == "GO"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"results": {"equal": 20, "different": -5}, "cells": 15},
+        {"results": {"equal": 1000}},
+        {"bit_for_bit": 21},
+        {"compared_steps": -1},
+        {"tensors": 10**4000},
+    ],
+)
+def test_sums_that_do_not_add_up_are_no_records(changes) -> None:
+    with pytest.raises(ValidationError):
+        Verified.model_validate(verified("lion", 8).model_dump() | changes)
 
 
 def test_without_the_environment_nothing_counts() -> None:
@@ -469,10 +523,37 @@ def test_cells_of_another_state_than_the_last_run_do_not_count(changes, why) -> 
     assert why in said
 
 
+@pytest.mark.parametrize("changes", [{"torch": "1.0"}, {"dirty": True}, {"gpu": None}])
+def test_peaks_of_another_state_than_the_last_run_do_not_count(changes) -> None:
+    older = environment().model_copy(update={"run": "older", **changes})
+    records = [
+        one.model_copy(update={"run": "older"}) if isinstance(one, PeakRecord) else one
+        for one in GOOD
+    ]
+    decision = judged([older, *records])
+    assert (decision.verdict, missing(decision)) == ("INCOMPLETE", ["6"])
+
+
+def test_peaks_that_were_measured_again_are_told() -> None:
+    more = peak(CELL.cell, "streamed", staging=MIB)
+    decision = judged([*GOOD, more])
+    assert f"peak memory measured again, the last counts: {CELL.cell}" in decision.notes
+
+
+@pytest.mark.parametrize(
+    "changes", [{"optimizer": "adamw8"}, {"layout": "8x4Mi"}, {"cpu_divisor": 8}]
+)
+def test_a_record_by_the_name_of_another_cell_does_not_count(changes) -> None:
+    decision = judged(with_cell(CELL.cell, CELL.model_copy(update=changes)))
+    assert decision.verdict == "INCOMPLETE"
+    assert any("whatever it is called" in one for one in finding(decision, "2").missing)
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
         ({"samples": 0}, "the driver was not asked"),
+        ({"driver_ready": 1 << 40}, "took nothing at all"),
         ({"driver_before": 3 << 30}, "were taken before legacy"),
         ({"driver_ready": None}, "held ready for managed memory was not measured"),
         ({"staging": 1 << 40}, "a ring of 1 TiB"),

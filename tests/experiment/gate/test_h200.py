@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -21,9 +23,12 @@ from pageahead.experiment.oracle.records import SourceRecord
 from pageahead.experiment.oracle.records import SummaryRecord as Verified
 from pageahead.experiment.oracle.sums import sums
 from pageahead.experiment.profile.analysis import figures, problems, typical
+from pageahead.experiment.report import rendering
+from pageahead.experiment.report.model import build
 from pageahead.experiment.summary import round_ratios
 from tests.experiment.gate.support import NEEDED, failed, finding, missing
 from tests.experiment.support import MIB
+from tests.processes import environment
 
 H200 = Path(__file__).parents[3] / "evidence" / "nvidia-h200"
 PUBLIC = "adamw32/qwen2.5-0.5b"
@@ -99,6 +104,13 @@ def test_what_the_gate_said_is_what_it_says(name: str, status: int) -> None:
     result = CliRunner().invoke(cli.app, ["gate", *paths], env={"COLUMNS": "120"})
     assert result.exit_code == status
     assert result.stdout == (H200 / f"gate-{name}.txt").read_text()
+
+
+def test_the_report_is_that_of_the_evidence() -> None:
+    names = ("streamed", "lookahead", "profile-streamed", "profile-lookahead")
+    report = build([H200 / f"{name}.jsonl" for name in names])
+    assert rendering.markdown(report).strip() == (H200 / "report.md").read_text().strip()
+    assert rendering.html(report).strip() == (H200 / "report.html").read_text().strip()
 
 
 @pytest.mark.parametrize("name", [cell.name for cell in NEEDED])
@@ -186,7 +198,7 @@ def test_one_bit_that_differs_is_no_go() -> None:
 
 
 def test_sums_are_those_of_the_cells_and_nothing_counts_twice() -> None:
-    whole = list(sums(H200 / "verify-cells.jsonl.gz"))
+    whole = sums(H200 / "verify-cells.jsonl.gz")
     assert whole == list(records("verify"))
     for name in ("streamed", "lookahead"):
         theirs = [one for one in records(name) if isinstance(one, (SourceRecord, Verified))]
@@ -196,16 +208,39 @@ def test_sums_are_those_of_the_cells_and_nothing_counts_twice() -> None:
         assert finding(decide(read(together)), "1").figures == finding(judged(), "1").figures
 
 
-def test_sums_are_of_one_run(tmp_path: Path) -> None:
+def summed(cells: Path, evidence: Path) -> tuple[int, str]:
+    command = [sys.executable, "-m", "pageahead.experiment.oracle.sums", str(cells), str(evidence)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    return done.returncode, " ".join(done.stderr.replace("│", "").split())
+
+
+def test_sums_of_a_file_that_is_not_one_run_of_verify_are_refused(tmp_path: Path) -> None:
     lines = gzip.decompress((H200 / "verify-cells.jsonl.gz").read_bytes()).splitlines()
-    path = tmp_path / "none.jsonl"
-    path.write_bytes(lines[0] + b"\n")
-    with pytest.raises(ValueError, match="cells of 0 runs"):
-        list(sums(path))
-    other = json.dumps(json.loads(lines[-1]) | {"run": "another"}).encode()
-    path.write_bytes(b"\n".join([lines[0], lines[-1], other]) + b"\n")
-    with pytest.raises(ValueError, match="cells of 2 runs"):
-        list(sums(path))
+    about, last = lines[0], lines[-1]
+    other = json.dumps(json.loads(last) | {"run": "another"}).encode()
+    path = tmp_path / "cells.jsonl"
+    for some, said in [
+        ([about], "cells of 0 runs"),
+        ([about, last, other], "cells of 2 runs"),
+        ([last], "does not say on what machine"),
+        ([about, last[:-9]], "cells.jsonl, line 2: Invalid JSON"),
+    ]:
+        path.write_bytes(b"\n".join(some) + b"\n")
+        with pytest.raises(ValueError, match=said):
+            sums(path)
+    out = tmp_path / "evidence.jsonl"
+    status, said = summed(path, out)
+    assert (status, out.exists()) == (1, False)
+    assert "Error: cells.jsonl, line 2" in said
+    assert "Traceback" not in said
+    # A file of `bench` that `verify` went on with, and a cell that is there twice.
+    bench = (H200 / "streamed.jsonl").read_bytes().splitlines()[:3]
+    path.write_bytes(b"\n".join([*bench, about, last, last]) + b"\n")
+    assert summed(path, out) == (0, "")
+    (one,) = [one for one in read_one(out)[0] if isinstance(one, Verified)]
+    assert (one.cells, one.results) == (1, {"equal": 1})
+    assert "is what is read, too" in summed(path, path)[1]
+    assert "leave out .gz" in summed(path, tmp_path / "evidence.jsonl.gz")[1]
 
 
 @pytest.mark.parametrize("candidate", ["streamed", "lookahead"])

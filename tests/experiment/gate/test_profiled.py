@@ -93,7 +93,7 @@ def test_where_no_profile_shows_overlap_the_clause_applies() -> None:
     decision = judged([*slow_link(), *(in_turn(name) for name in PRIMARY)])
     assert (decision.verdict, failed(decision)) == ("NO-GO", ["A"])
     said = finding(decision, "A").figures[0]
-    assert "6 were profiled, and at most 0.0% of a step overlaps" in said
+    assert "of 6 that were profiled, at most 0.0% of a step overlaps" in said
     assert "2% are asked for" in said
 
 

@@ -152,7 +152,8 @@ def _not_in_profiles(profiled: list[Measured], thresholds: Thresholds) -> str:
         return ""
     most = max(profiled, key=_share)
     return (
-        f": {len(profiled)} were profiled, and at most {_share(most):.1%} of a step overlaps "
+        f": of {len(profiled)} that {'was' if len(profiled) == 1 else 'were'} profiled, at most "
+        f"{_share(most):.1%} of a step overlaps "
         f"({most.name}); {thresholds.overlap_share:.0%} are asked for"
     )
 

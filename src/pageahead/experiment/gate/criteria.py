@@ -16,7 +16,12 @@ from pageahead.experiment.gate.finding import (
     of_width,
     wanted,
 )
-from pageahead.experiment.gate.measured import Collection, Measured
+from pageahead.experiment.gate.measured import (
+    Collection,
+    Measured,
+    last_environment,
+    why_other_conditions,
+)
 from pageahead.experiment.gate.reading import Evidence
 from pageahead.experiment.gate.thresholds import THRESHOLDS, Thresholds
 from pageahead.experiment.gate.verified import Verification, verification
@@ -151,11 +156,18 @@ def _at_least(
 
 
 def counted_peaks(evidence: Evidence, strategy: str) -> dict[str, Pair]:
-    """Peak memory of legacy and of a strategy, by cell; of a GPU, its environment known."""
-    counted = (
-        one for one in evidence.peaks if one.device == "cuda" and one.run in evidence.environments
-    )
-    return pairs(counted, strategy)
+    """Peak memory of legacy and of a strategy, by cell; of runs like the last one's cells."""
+    last = last_environment(evidence, strategy)
+
+    def counts(one: PeakRecord) -> bool:
+        environment = evidence.environments.get(one.run)
+        if one.device != "cuda" or environment is None or environment.gpu is None:
+            return False
+        if (one.device_name, one.library) != (environment.gpu.name, environment.library):
+            return False
+        return last is None or why_other_conditions(environment, last) is None
+
+    return pairs(filter(counts, evidence.peaks), strategy)
 
 
 def _memory_and_contract(
@@ -219,10 +231,12 @@ def why_not_comparable(
     legacy: PeakRecord, ours: PeakRecord, thresholds: Thresholds = THRESHOLDS
 ) -> str | None:
     """Why two peaks of a cell say nothing about criterion 6; None if they do."""
-    if not (legacy.samples and legacy.steps and ours.samples and ours.steps):
+    if min(legacy.samples, legacy.steps, ours.samples, ours.steps) <= 0:
         return "the driver was not asked during any step"
     if legacy.driver_ready is None or ours.driver_ready is None:
         return "how much the driver held ready for managed memory was not measured"
+    if not (legacy.taken and ours.taken):
+        return "an arm that took nothing at all was not measured"
     if apart(legacy, ours, thresholds.taken_before):
         return (
             f"{amount(legacy.driver_before)} of the GPU were taken before legacy's steps and "

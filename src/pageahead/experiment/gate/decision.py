@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -124,6 +125,9 @@ def _notes(evidence: Evidence, collection: Collection) -> list[str]:
         notes.append(f"measured, but no part of the gate: {', '.join(collection.others)}")
     if collection.repeated:
         notes.append(f"measured again, the last counts: {', '.join(collection.repeated)}")
+    peaks = Counter((one.cell, one.arm) for one in evidence.peaks if one.arm != "legacy")
+    if again := [cell for (cell, _), count in peaks.items() if count > 1]:
+        notes.append(f"peak memory measured again, the last counts: {', '.join(again)}")
     code = {
         environment.source_sha256[:12]: environment.commit
         for environment in evidence.environments.values()
@@ -134,5 +138,7 @@ def _notes(evidence: Evidence, collection: Collection) -> list[str]:
     if any(environment.dirty for environment in evidence.environments.values()):
         notes.append("a run was of a package that differed from its commit")
     if any(environment.dirty is None for environment in evidence.environments.values()):
-        notes.append("whether a run's package differed from its commit is not known; its digest is")
+        notes.append(
+            "a run had no git to say whether its package differed from its commit; the digest tells"
+        )
     return notes

@@ -132,7 +132,7 @@ def collect(evidence: Evidence, strategy: str, thresholds: Thresholds) -> Collec
             if not summary.equal:
                 unequal[summary.cell] = 1
     complete: dict[str, list[Measured]] = {}
-    last = _last_environment(evidence, strategy)
+    last = last_environment(evidence, strategy)
     for record in evidence.cells:
         for candidate in record.candidates:
             if candidate.strategy != strategy:
@@ -145,7 +145,7 @@ def collect(evidence: Evidence, strategy: str, thresholds: Thresholds) -> Collec
             environment = evidence.environments.get(record.run)
             reason = _why_incomplete(record, candidate, environment, thresholds)
             if reason is None and environment is not None and last is not None:
-                reason = _why_other_conditions(environment, last)
+                reason = why_other_conditions(environment, last)
             if reason is not None:
                 incomplete[record.cell] = reason
                 continue
@@ -177,7 +177,7 @@ def collect(evidence: Evidence, strategy: str, thresholds: Thresholds) -> Collec
     )
 
 
-def _last_environment(evidence: Evidence, strategy: str) -> Environment | None:
+def last_environment(evidence: Evidence, strategy: str) -> Environment | None:
     """Of the run that measured `strategy` last on a GPU: the others have to be like it."""
     runs = [
         record.run
@@ -189,7 +189,8 @@ def _last_environment(evidence: Evidence, strategy: str) -> Environment | None:
     return evidence.environments[runs[-1]] if runs else None
 
 
-def _why_other_conditions(environment: Environment, last: Environment) -> str | None:
+def why_other_conditions(environment: Environment, last: Environment) -> str | None:
+    """Why a run does not count beside the last one; None if it does."""
     if environment.dirty:
         return "of a package that differed from its commit"
     if not same_conditions(environment, last):
@@ -272,11 +273,11 @@ def _why_incomplete(
         return "measured on the CPU, where nothing crosses a link"
     if environment is None:
         return f"nothing says on what machine run {record.run} was"
-    there = environment.gpu.name if environment.gpu is not None else environment.device
-    if (record.device_name, record.library) != (there, environment.library):
+    machine = environment.gpu.name if environment.gpu is not None else environment.device
+    if (record.device_name, record.library) != (machine, environment.library):
         return (
             f"measured on {record.device_name} with {record.library}, but its run began on "
-            f"{there} with {environment.library}"
+            f"{machine} with {environment.library}"
         )
     timed = protocol.rounds * protocol.repetitions
     if (
@@ -289,6 +290,9 @@ def _why_incomplete(
             f"steps; at least {thresholds.warmups} warm-ups, {thresholds.rounds} rounds and "
             f"{thresholds.timed_steps} steps are asked for"
         )
+    there = (record.optimizer, record.layout, record.cpu_divisor)
+    if there != (cell.optimizer.name, cell.layout.name, 1):
+        return f"of {record.optimizer} over {record.layout}, whatever it is called"
     if record.state_bytes != cell.state_bytes("cuda") or record.residency != cell.residency:
         return (
             f"of {record.state_bytes:,} bytes, {record.residency}; the cell has "

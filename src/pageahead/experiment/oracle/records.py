@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from pageahead.experiment.evidence import Environment, PathSummary, append
 
@@ -26,9 +26,10 @@ __all__ = [
     "SourceRecord",
     "SummaryRecord",
     "append",
-    "parse",
     "read",
 ]
+
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class _Model(BaseModel):
@@ -149,18 +150,26 @@ class SummaryRecord(_Model):
     bits: int
     movement: str
     device: Literal["cpu", "cuda"]
-    cells: int
-    results: dict[str, int]
+    cells: Count
+    results: dict[str, Count]
     """Cells by `CellRecord.result`."""
-    bit_for_bit: int
+    bit_for_bit: Count
     """Of them, those in which nothing at all might differ."""
-    steps: int
-    compared_steps: int
-    tensors: int
-    copies: int
-    copied_bytes: int
-    prefetched_bytes: int
+    steps: Count
+    compared_steps: Count
+    tensors: Count
+    copies: Count
+    copied_bytes: Count
+    prefetched_bytes: Count
     references: list[ReferenceCount]
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> SummaryRecord:
+        if sum(self.results.values()) != self.cells:
+            raise ValueError("results are not those of as many cells")
+        if self.bit_for_bit > self.results.get("equal", 0):
+            raise ValueError("more cells are equal bit for bit than are equal")
+        return self
 
 
 class SourceRecord(_Model):
@@ -178,12 +187,7 @@ Record = Environment | ExcludedRecord | CellRecord | FailureRecord | SummaryReco
 _adapter: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 
-def parse(line: str | bytes) -> Record:
-    """Return the record of a line. Raises pydantic's `ValidationError` if it is none."""
-    return _adapter.validate_json(line)
-
-
 def read(path: Path) -> list[Record]:
     """Return the records of a file. Raises pydantic's `ValidationError` for a line that is none."""
     with path.open(encoding="utf-8") as file:
-        return [parse(line) for line in file]
+        return [_adapter.validate_json(line) for line in file]

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from pageahead.experiment.evidence import Environment, append
+from pageahead.experiment.gate.reading import read_one
 from pageahead.experiment.oracle.records import (
     CellRecord,
     ExcludedRecord,
@@ -20,34 +23,42 @@ from pageahead.experiment.oracle.records import (
     ReferenceCount,
     SourceRecord,
     SummaryRecord,
-    parse,
 )
+from pageahead.files import check_apart, check_regular
 
 __all__ = ["sums", "sums_of"]
 
 
-def sums(path: Path) -> Iterator[Record]:
-    """The records of a file that `pageahead verify` wrote, with sums instead of cells.
+def sums(path: Path) -> list[Record]:
+    """The environment of a run of `pageahead verify`, and sums of its cells.
 
     A `SourceRecord` says which file it was.
 
     Raises:
-        ValueError: it has no cell, or those of several runs.
-        pydantic.ValidationError: a line is no record of `pageahead verify`.
+        ValueError: the file has no cell, or those of several runs, or not their environment, or a
+            line that is no record.
+        OSError: it cannot be read.
     """
-    lines = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    records = [parse(line) for line in lines.splitlines()]
-    cells = [record for record in records if isinstance(record, CellRecord)]
-    runs = {cell.run for cell in cells}
+    records, problems = read_one(path)
+    if problems:
+        raise ValueError(problems[0])
+    once = {(one.run, one.case, one.result): one for one in records if isinstance(one, CellRecord)}
+    runs = {run for run, _, _ in once}
     if len(runs) != 1:
-        raise ValueError(f"{path} has cells of {len(runs)} runs; sums are of one")
+        raise ValueError(f"{path.name} has cells of {len(runs)} runs of verify; sums are of one")
     (run,) = runs
-    yield from (record for record in records if isinstance(record, Environment))
-    yield SourceRecord(
-        run=run, cells_file=path.name, cells_sha256=hashlib.sha256(lines).hexdigest()
-    )
-    yield from (record for record in records if isinstance(record, ExcludedRecord))
-    yield from sums_of(cells)
+    about = [one for one in records if isinstance(one, Environment) and one.run == run]
+    if not about:
+        raise ValueError(f"{path.name} does not say on what machine run {run} was")
+    lines = path.read_bytes()
+    if path.suffix == ".gz":
+        lines = gzip.decompress(lines)
+    return [
+        about[-1],
+        SourceRecord(run=run, cells_file=path.name, cells_sha256=hashlib.sha256(lines).hexdigest()),
+        *(one for one in records if isinstance(one, ExcludedRecord) and one.run == run),
+        *sums_of(list(once.values())),
+    ]
 
 
 def sums_of(cells: Sequence[CellRecord]) -> Iterator[SummaryRecord]:
@@ -86,7 +97,20 @@ def _references(cells: Sequence[CellRecord]) -> list[ReferenceCount]:
     ]
 
 
+def main(
+    cells: Annotated[Path, typer.Argument(metavar="CELLS.jsonl.gz", exists=True, dir_okay=False)],
+    evidence: Annotated[Path, typer.Argument(metavar="EVIDENCE.jsonl", dir_okay=False)],
+) -> None:
+    """Append the sums of the cells that `pageahead verify --out` wrote to a file of evidence."""
+    check_apart({"EVIDENCE.jsonl": evidence}, [cells])
+    check_regular(evidence, "EVIDENCE.jsonl")
+    try:
+        for one in sums(cells):
+            append(evidence, one)
+    except (OSError, ValueError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
 if __name__ == "__main__":
-    cells_file, evidence_file = map(Path, sys.argv[1:])
-    for one in sums(cells_file):
-        append(evidence_file, one)
+    typer.run(main)

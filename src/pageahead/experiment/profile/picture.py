@@ -65,7 +65,7 @@ def figure(records: Sequence[ProfileRecord]) -> Figure:
     returned = Line2D([], [], color="0.35", linestyle="--", linewidth=1)
     drawn.legend(
         [*handles, synchronized, returned],
-        [*COLOURS, "device-wide synchronization", "step returned"],
+        [*COLOURS, "host begins to wait for the device", "step returned"],
         loc="outside lower center",
         ncols=5,
         fontsize=8,
