@@ -16,6 +16,7 @@ OTHERS = {
     "Failed to load CPU gemm_4bit_forward",
     "Method 'cget_managed_ptr' not available",
     "an illegal memory access was encountered",
+    "more than one element of the written-to tensor refers to a single memory location",
     "Error … in file … ops.cu",
 }
 """PyTorch's, CUDA's and bitsandbytes'."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+from typing import Any
 
 import pytest
 import torch
@@ -125,17 +126,42 @@ def test_freed_gradients_of_an_earlier_step() -> None:
     first, second = (nn.Parameter(torch.ones(WIDTH, WIDTH)) for _ in range(2))
     paging = Paging(in_backward=True, free_grads=True)
     optimizer = ours("PagedAdamW8bit", [first, second], paging=paging)
-    for parameter in (first, second):
-        before = first.detach().clone()
-        (parameter**2).sum().backward()
-        if parameter is first:
-            optimizer.step()
-    with pytest.raises(RuntimeError, match=r"parameter 0 of group 0 were .* freed"):
-        optimizer.step()
-    assert torch.equal(first, before)
+    (first**2).sum().backward()
+    optimizer.step()
+    before = first.detach().clone(), second.detach().clone()
+    with pytest.raises(RuntimeError, match=r"backward\(\) .* parameter 0 of group 0 were .* freed"):
+        (second**2).sum().backward()
+    assert torch.equal(first, before[0])
+    assert torch.equal(second, before[1])
     optimizer.zero_grad()
     (second**2).sum().backward()
     optimizer.step()
+
+
+def test_freed_gradients_are_not_added_to_out_of_place() -> None:
+    """As `create_graph` has autograd do: nothing raises there, and the sum is NaN."""
+    model = net()
+    optimizer = in_backward("PagedAdamW", model, free_grads=True)
+    loss_of(model, 0).backward(create_graph=True)
+    optimizer.step()
+    before = bits_of(model)
+    with pytest.raises(RuntimeError, match="used by an earlier step and freed; call zero_grad"):
+        loss_of(model, 1).backward(create_graph=True)
+    assert bits_of(model) == before
+    goes_on(model, optimizer)
+
+
+def test_loading_state_leaves_freed_gradients_to_zero_grad() -> None:
+    model = net()
+    optimizer = in_backward("PagedAdamW8bit", model, free_grads=True)
+    train(model, optimizer, ({},))
+    loss_of(model, 1).backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    with pytest.raises(RuntimeError, match="used by an earlier step and freed"):
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    assert all(one.grad is not None and not one.grad.any() for one in model.parameters())
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -175,6 +201,92 @@ def test_a_hook_that_takes_the_gradient_away() -> None:
     train(theirs, expected, ({}, {}, {}))
     train(mine, optimizer, ({}, {}, {}))
     assert_same_bits(optimizer, expected)
+
+
+def two_in_a_chunk(monkeypatch: pytest.MonkeyPatch) -> tuple[list[nn.Parameter], Any]:
+    """The gradient of the first to come waits for the other's."""
+    monkeypatch.setattr(plan, "SMALLEST_CHUNK", 8 << 20)
+    monkeypatch.setattr(plan, "LARGEST_CHUNK", 8 << 20)
+    two = [nn.Parameter(torch.full((WIDTH, WIDTH), value)) for value in (1.0, 2.0)]
+    return two, ours("PagedAdamW8bit", two, paging=Paging(in_backward=True))
+
+
+def both(two: list[nn.Parameter]) -> torch.Tensor:
+    return (two[0] ** 2).sum() + (two[1] ** 3).sum()
+
+
+def test_a_gradient_that_is_replaced_while_its_chunk_waits_is_checked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two, optimizer = two_in_a_chunk(monkeypatch)
+    twins = [nn.Parameter(one.detach().clone()) for one in two]
+    expected = legacy("PagedAdamW8bit", twins)
+
+    def turned(one: torch.Tensor) -> None:
+        assert one.grad is not None
+        one.grad = torch.arange(one.numel()).float().view(WIDTH, WIDTH).t()
+
+    for one in (two[1], twins[1]):  # the first to come
+        one.register_post_accumulate_grad_hook(turned)
+    for listed, stepped in ((two, optimizer), (twins, expected)):
+        both(listed).backward()
+        stepped.step()
+    assert all(one.grad is not None and one.grad.is_contiguous() for one in two)
+    assert_same_bits(optimizer, expected)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_a_gradient_that_is_taken_while_its_chunk_waits(
+    dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two, optimizer = two_in_a_chunk(monkeypatch)
+
+    def taken(one: torch.Tensor) -> None:
+        gradient, one.grad = one.grad, None
+        assert gradient is not None
+        if dtype is not None:
+            one.grad_dtype = dtype
+            one.grad = gradient.to(dtype)
+
+    handles = [one.register_post_accumulate_grad_hook(taken) for one in two]
+    before = [one.detach().clone() for one in two]
+    error, said = (
+        (RuntimeError, "a hook took the gradient of parameter")
+        if dtype is None
+        else (TypeError, "has a torch.float64 gradient")
+    )
+    with pytest.raises(error, match=said):
+        both(two).backward()
+    assert all(map(torch.equal, two, before))
+    for handle in handles:
+        handle.remove()
+    optimizer.zero_grad()
+    for one in two:
+        if dtype is not None:
+            one.grad_dtype = one.dtype
+    both(two).backward()
+    optimizer.step()
+    assert not any(map(torch.equal, two, before))
+
+
+def test_a_hyperparameter_changed_in_place_between_backward_and_step() -> None:
+    weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
+    optimizer = ours("PagedAdamW8bit", [weight], paging=Paging(in_backward=True))
+    optimizer.param_groups[0]["betas"] = [0.9, 0.999]
+    (weight**2).sum().backward()
+    optimizer.param_groups[0]["betas"][0] = 0.1
+    with pytest.raises(RuntimeError, match=r"betas of group 0 was \[0.9, 0.999\] when backward"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("staging", [1 << 28, 1 << 60])
+def test_a_ring_is_no_larger_than_what_it_moves(staging: int) -> None:
+    weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
+    paging = Paging(in_backward=True, hbm_budget=0, staging=staging)
+    optimizer = ours("PagedAdamW", [weight], paging=paging)
+    (weight**2).sum().backward()
+    optimizer.step()
+    assert optimizer.residency().slots <= 4 * 2 * 4 * weight.numel()
 
 
 def test_a_refused_group_is_not_added() -> None:

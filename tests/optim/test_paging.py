@@ -153,7 +153,7 @@ def test_an_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch
         ),
         ("HBM_BUDGET", "-1", "bytes cannot be negative"),
         ("HBM_BUDGET", "2.0", "a share of the state"),
-        ("STAGING", "64M", "PAGEAHEAD_STAGING='64M': invalid literal"),
+        ("STAGING", "64M", "PAGEAHEAD_STAGING='64M': expected bytes"),
         ("STAGING", "5", "too small"),
         (
             "ALLOW_OVERSUBSCRIPTION",

@@ -10,6 +10,7 @@ import torch
 from pageahead.device.protocol import Memory
 from pageahead.optim import reserve
 from pageahead.optim.reserve import Reserve
+from pageahead.optim.wave import placeholder
 from tests.support import CPU, cpu_device
 
 LEAST = 100
@@ -76,6 +77,16 @@ def test_activations_are_what_is_gone_at_the_step(
     """500 bytes stay beside the gradients, which come after the peak and go before the next."""
     found = learned(played, before=before, began=began, peak=peak, allocated=500 + GRADIENTS)
     assert found.of(CPU, 10**6) == activations
+
+
+def test_gradients_that_were_freed_take_nothing(played: Played) -> None:
+    found = Reserve(None)
+    found.watch(parameters())
+    listed = parameters()
+    listed[0].grad = placeholder(listed[0])
+    played.now = Memory(500, 1000, 0)
+    found.learn(listed)
+    assert found.of(CPU, 10**6) == 500
 
 
 def test_before_a_backward_it_is_the_least(played: Played) -> None:

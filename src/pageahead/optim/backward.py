@@ -26,7 +26,7 @@ from pageahead.optim.engine import Engine
 from pageahead.optim.homes import check_homes, refuse_capture
 from pageahead.optim.misuse import changed_groups, groups_of, other_users, refuse_kept_shards
 from pageahead.optim.sharded import local
-from pageahead.optim.wave import Lane, Mark, Wave, is_placeholder, placeholder
+from pageahead.optim.wave import Expected, Lane, Mark, Wave, is_placeholder, placeholder
 
 if TYPE_CHECKING:
     from pageahead.optim.paged import PagedOptimizer
@@ -98,8 +98,8 @@ class BackwardUpdates:
         """See `PagedOptimizer.accumulate`."""
         if self._wave is not None:
             raise RuntimeError(
-                "accumulate() was entered after a backward that already updated parameters; the "
-                "micro-batches inside come first, the last one goes outside."
+                "accumulate() was entered after a backward outside of it, which begins the "
+                "updates; the micro-batches inside come first, the last one goes outside."
                 + self._already(self._wave)
             )
         self._accumulating += 1
@@ -132,8 +132,12 @@ class BackwardUpdates:
             if lane is None or expected is None:
                 return  # not expected: `step` updates it
             try:
-                self._prepare(optimizer, expected.active)
+                self._prepare(optimizer, expected)
                 for chunk in lane.ready(expected):
+                    for member in lane.members[chunk.index]:
+                        if member.active.parameter.grad is not member.gradient:
+                            # A hook after ours replaced it while the chunk waited for others.
+                            self._prepare(optimizer, member)
                     lane.engine.update(chunk)
                     for one in lane.updated(chunk):
                         wave.updated[one] = self._done(optimizer, lane.engine, one)
@@ -145,13 +149,20 @@ class BackwardUpdates:
                 self._reraise(wave, error)
 
     @staticmethod
-    def _prepare(optimizer: PagedOptimizer, active: Active) -> None:
+    def _prepare(optimizer: PagedOptimizer, expected: Expected) -> None:
         """Check a parameter, and make its state if it has none."""
+        active = expected.active
         parameter = active.parameter
-        assert parameter.grad is not None
+        if parameter.grad is None:
+            raise RuntimeError(
+                f"a hook took the gradient of parameter {active.pindex} of group {active.gindex} "
+                f"away after it had come, and before its update. Register hooks that replace "
+                f"gradients before the optimizer is made, or use in_backward=False."
+            )
         check(parameter, parameter.grad, active)
         optimizer._make_state(check_homes([active], optimizer._homes, optimizer.state))
         make_contiguous([active])
+        expected.gradient = parameter.grad
 
     def _done(self, optimizer: PagedOptimizer, engine: Engine, parameter: torch.Tensor) -> Mark:
         gradient = parameter.grad
@@ -168,6 +179,7 @@ class BackwardUpdates:
     # --- a wave ---------------------------------------------------------------------------------
 
     def _open(self, optimizer: PagedOptimizer) -> Wave:
+        self._refuse_freed(None, "backward()")
         parameters = list(self._expected(optimizer))
         refuse_capture({parameter.device for parameter in parameters})
         if not self._alone:
@@ -241,7 +253,7 @@ class BackwardUpdates:
                 parameters are updated already.
         """
         wave = self._close()
-        self._refuse_freed(wave)
+        self._refuse_freed(wave, "step()")
         if wave is None:
             yield ()
             return
@@ -270,7 +282,7 @@ class BackwardUpdates:
             self._learn(wave)
             return wave
 
-    def _refuse_freed(self, wave: Wave | None) -> None:
+    def _refuse_freed(self, wave: Wave | None, what: str) -> None:
         """Raise `RuntimeError` if a parameter still has the placeholder of an earlier step."""
         optimizer = self._optimizer()
         if optimizer is None or not optimizer.paging.free_grads:
@@ -290,7 +302,7 @@ class BackwardUpdates:
             if wave is not None:
                 wave.problem = problem
                 problem += f".{self._already(wave)}"
-            raise RuntimeError(f"step() with free_grads=True: {problem}")
+            raise RuntimeError(f"{what} with free_grads=True: {problem}")
 
     def warn_of_updates(self) -> None:
         """Warn before gradients are thrown away that backward has used, unless an error said so."""
@@ -311,23 +323,28 @@ class BackwardUpdates:
             zeros: put gradients of zeros in the placeholders' place.
         """
         with self._lock:
-            wave, self._wave = self._wave, None
+            self._let_go()
             optimizer = self._optimizer()
-            forked = optimizer is not None and optimizer._process != os.getpid()
-            if wave is not None and not forked:  # a child would wait for threads it has not
-                self._finish(wave)
             if optimizer is not None and optimizer.paging.free_grads:
                 for _, _, parameter in optimizer._listed():
                     if parameter.grad is not None and is_placeholder(parameter.grad):
                         parameter.grad = torch.zeros_like(parameter) if zeros else None
 
+    def _let_go(self) -> None:
+        """Finish the wave without a step. Gradients stay as they are."""
+        wave, self._wave = self._wave, None
+        optimizer = self._optimizer()
+        forked = optimizer is not None and optimizer._process != os.getpid()
+        if wave is not None and not forked:  # a child would wait for threads it has not
+            self._finish(wave)
+
     def state_loaded(self) -> None:
         """Finish the wave before state is replaced. What it updated has been, by the old state."""
-        wave = self._wave
-        if wave is None or not wave.updated:
-            self.abandon()
-            return
         with self._lock:
+            wave = self._wave
+            if wave is None or not wave.updated:
+                self._let_go()
+                return
             self._finish(wave)
             wave.problem = wave.problem or "load_state_dict() came between backward and step()"
 

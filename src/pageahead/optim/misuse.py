@@ -68,7 +68,12 @@ def _scales_for(scaler: torch.amp.GradScaler, optimizer: PagedOptimizer) -> bool
 def groups_of(optimizer: PagedOptimizer) -> list[dict[str, Any]]:
     """The hyperparameters of every group."""
     return [
-        {key: value for key, value in group.items() if key != "params"}
+        # Lists can be changed in place: `betas`.
+        {
+            key: list(value) if isinstance(value, list) else value
+            for key, value in group.items()
+            if key != "params"
+        }
         for group in optimizer.param_groups
     ]
 
@@ -80,8 +85,8 @@ def changed_groups(optimizer: PagedOptimizer, before: Sequence[dict[str, Any]]) 
         for key in one.keys() | other.keys():
             if not _same(one.get(key), other.get(key)):
                 return (
-                    f"{key} of group {number} was {one.get(key)!r} when parameters were updated "
-                    f"and is {other.get(key)!r} now. Set hyperparameters before backward or after "
+                    f"{key} of group {number} was {one.get(key)!r} when backward began and "
+                    f"is {other.get(key)!r} now. Set hyperparameters before backward or after "
                     f"step()"
                 )
     return ""

@@ -56,6 +56,13 @@ def _parse_bool(text: str) -> bool:
     return known[text.lower()]
 
 
+def _parse_bytes(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("expected bytes (an integer)") from None
+
+
 def _parse_budget(text: str) -> int | float | str:
     if text == "auto":
         return text
@@ -100,8 +107,8 @@ class Paging:
 
     strategy: str = _setting("strategy", "streamed", _parse_choice("strategy", STRATEGIES))
     hbm_budget: int | float | str = _setting("hbm_budget", "auto", _parse_budget)
-    hbm_reserve: int | None = _setting("hbm_reserve", None, int)
-    staging: int | None = _setting("staging", None, int)
+    hbm_reserve: int | None = _setting("hbm_reserve", None, _parse_bytes)
+    staging: int | None = _setting("staging", None, _parse_bytes)
     write_back: str | None = _setting("write_back", None, _parse_choice("write_back", WRITE_BACKS))
     in_backward: bool = _setting("in_backward", False, _parse_bool)
     free_grads: bool = _setting("free_grads", False, _parse_bool)

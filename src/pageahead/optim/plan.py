@@ -200,7 +200,9 @@ def backward_slots(slot_bytes: int, state_bytes: int, staging: int | None) -> in
     starts and what may still be on its way home when it ends evens that out, and moves that much
     of the state beside forward.
     """
-    bytes_of_ring = staging or min(state_bytes // BACKWARD_SHARE, BACKWARD_LARGEST)
+    bytes_of_ring = min(state_bytes // BACKWARD_SHARE, BACKWARD_LARGEST)
+    if staging is not None:
+        bytes_of_ring = min(staging, state_bytes)  # more slots than chunks would stay empty
     return max(SLOTS, bytes_of_ring // max(slot_bytes, 1))
 
 

@@ -18,6 +18,7 @@ import torch
 from pageahead.device import device_for
 from pageahead.device.protocol import Memory
 from pageahead.optim.sharded import local
+from pageahead.optim.wave import is_placeholder
 
 __all__ = ["LEAST", "Reserve"]
 
@@ -76,7 +77,10 @@ class Reserve:
         gradients: Counter[torch.device] = Counter()
         for parameter in dict.fromkeys(parameters):
             gradient = parameter.grad
-            gradients[parameter.device] += 0 if gradient is None else local(gradient).nbytes
+            nbytes = 0
+            if gradient is not None and not is_placeholder(gradient):
+                nbytes = local(gradient).nbytes
+            gradients[parameter.device] += nbytes
         for device, nbytes in gradients.items():
             self._learn(device, nbytes)
 

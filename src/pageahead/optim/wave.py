@@ -24,11 +24,13 @@ class Expected:
         active: its place.
         chunks: indices of those with a part of its state, in order.
         left: how many of these are not updated.
+        gradient: the one that was checked; None before it came and after the last update.
     """
 
     active: Active
     chunks: list[int] = field(default_factory=list)
     left: int = 0
+    gradient: torch.Tensor | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -83,6 +85,7 @@ class Lane:
         for one in self.members[chunk.index]:
             one.left -= 1
             if not one.left:
+                one.gradient = None
                 yield one.active.parameter
 
 
