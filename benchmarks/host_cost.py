@@ -27,12 +27,11 @@ from statistics import median
 from typing import Any
 
 import torch
-from rows import append_rows
+from rows import append_rows, machine
 
 import pageahead
 from pageahead import Paging
 from pageahead.experiment.cells import CELLS
-from pageahead.experiment.identity import identify
 
 MI = 1 << 20
 SMALL = 100_096
@@ -194,11 +193,11 @@ def look(where: Where) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--tensors", type=int, default=300, help="of the long list")
     parser.add_argument("--out", type=Path, help="append the rows to this file, as JSON lines")
     options = parser.parse_args()
-    identity = identify(options.device)
+    identity = machine(options.device)
     where = Where(identity.device, options.tensors)
     rows: list[dict[str, Any]] = []
     layout = CELLS["adamw8/qwen2.5-0.5b"].layout

@@ -27,11 +27,10 @@ from typing import Any
 
 import bitsandbytes
 import torch
-from rows import append_rows
+from rows import append_rows, machine
 
 import pageahead
 from pageahead import Paging
-from pageahead.experiment.identity import identify
 from pageahead.experiment.training.gpt import GPT, Shape, shape_for
 
 SEQUENCES = 4
@@ -159,6 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="append the rows to this file, as JSON lines")
     out = parser.parse_args().out
+    identity = machine("cuda")
     rows = []
     runs = [(LONGEST, 0), *((shortest, seed) for shortest in (1792, 1024) for seed in (0, 1, 2))]
     for parameters in GROWING:
@@ -170,7 +170,7 @@ def main() -> None:
                 print(json.dumps(rows[-1]), flush=True)
         del model
     if out is not None:
-        append_rows(out, identify("cuda"), rows)
+        append_rows(out, identity, rows)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,21 @@ import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pageahead.experiment.environment import describe
 from pageahead.experiment.evidence import append
-from pageahead.experiment.identity import Identity
+from pageahead.experiment.identity import Identity, IdentityError, identify
 
-__all__ = ["append_rows"]
+__all__ = ["append_rows", "machine"]
+
+
+def machine(device: Literal["auto", "cpu", "cuda"]) -> Identity:
+    """What is to be measured; ends the program with a sentence where there is no such device."""
+    try:
+        return identify(device)
+    except IdentityError as error:
+        raise SystemExit(f"Error: {error}") from None
 
 
 def append_rows(path: Path, identity: Identity, rows: Iterable[Mapping[str, Any]]) -> None:

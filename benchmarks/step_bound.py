@@ -22,12 +22,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from rows import append_rows
+from rows import append_rows, machine
 
 import pageahead
 from pageahead import Paging
 from pageahead.experiment.cells import CELLS
-from pageahead.experiment.identity import identify
 from pageahead.optim import engine
 
 EVEN, LLAMA = (CELLS[name].layout for name in ("adamw8/32x8Mi", "adamw8/llama-3.2-1b"))
@@ -95,12 +94,12 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--divide", type=int, default=1, help="first dimensions by this number")
     parser.add_argument("--turns", type=int, help="instead of as many as a GPU needs")
     parser.add_argument("--out", type=Path, help="append the times to this file, as JSON lines")
     options = parser.parse_args()
-    identity = identify(options.device)
+    identity = machine(options.device)
     records = []
     for (bits, layout), turns in TURNS.items():
         shapes = [(max(1, first // options.divide), *rest) for first, *rest in layout.shapes]

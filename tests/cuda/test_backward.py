@@ -123,3 +123,58 @@ def test_no_allocation_and_no_device_wide_wait_in_backward() -> None:
         assert forbidden not in names or forbidden == "cudaDeviceSynchronize"
     synchronized = [e.count for e in profile.key_averages() if e.key == "cudaDeviceSynchronize"]
     assert sum(synchronized) <= 1
+
+
+def on_a_side_stream(free_grads: bool = False) -> tuple[nn.Parameter, Any, Any]:
+    """A parameter with updates in backward, and the stream that everything is to run on."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        weight = nn.Parameter(torch.randn(WIDTH, WIDTH, device="cuda"))
+        paging = Paging(in_backward=True, free_grads=free_grads, hbm_budget=0)
+        optimizer = pageahead.PagedAdamW32bit([weight], paging=paging)
+    return weight, optimizer, side
+
+
+def test_a_use_of_the_old_weight_after_its_update_raises_on_a_side_stream() -> None:
+    """bitsandbytes' kernels do not tell autograd: the old value would silently be the new one."""
+    weight, optimizer, side = on_a_side_stream()
+
+    class Last(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(w)  # needed, although no gradient goes there
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            (w,) = ctx.saved_tensors
+            return grad * w.sum(), None
+
+    with torch.cuda.stream(side):
+        x = torch.randn(WIDTH, device="cuda", requires_grad=True)
+        early = Last.apply(x, weight.detach())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            (weight * early).sum().backward()
+        with pytest.warns(RuntimeWarning, match="zero_grad"):
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("free_grads", [False, True], ids=["grads kept", "grads freed"])
+def test_clipping_after_the_update_is_noticed_on_a_side_stream(free_grads: bool) -> None:
+    weight, optimizer, side = on_a_side_stream(free_grads)
+    with torch.cuda.stream(side):
+        (weight**2).sum().backward()
+        if free_grads:
+            assert weight.grad is not None
+            assert weight.grad.norm().isnan()
+            with pytest.raises(RuntimeError, match="more than one element"):
+                weight.grad.mul_(0.5)
+            optimizer.step()
+            return
+        torch.nn.utils.clip_grad_norm_([weight], 1e-3)
+        with pytest.raises(RuntimeError, match="changed or replaced after their update"):
+            optimizer.step()
+        optimizer.zero_grad()
+        (weight**2).sum().backward()
+        optimizer.step()
