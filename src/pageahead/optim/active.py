@@ -36,6 +36,8 @@ class Active:
         config: hyperparameters, read when its first slice is updated.
         step: the number of this update, from 1.
         sharded: whether the parameter is one process's part of it.
+        device: where the parameter was when its gradient was checked, and
+        contiguous: whether it and the gradient were.
     """
 
     parameter: torch.Tensor
@@ -47,6 +49,8 @@ class Active:
     config: Mapping[str, Any] | None = None
     step: int = 0
     sharded: bool = field(init=False)
+    device: torch.device | None = None
+    contiguous: bool = False
 
     def __post_init__(self) -> None:
         # Once, and not for each parameter in each step.
@@ -122,25 +126,38 @@ def collect(listing: Iterable[Active], done: Container[torch.Tensor] = ()) -> li
 def check(parameter: torch.Tensor, gradient: torch.Tensor, active: Active) -> None:
     """Check that a gradient is one that bitsandbytes can update its parameter with.
 
+    Notes what later checks of the same step need: asking a tensor again takes as long again.
+
     Raises:
         TypeError, ValueError: as `collect`.
     """
+    device = parameter.device
     if (
         (dtype := gradient.dtype) is not parameter.dtype
         or dtype not in SUPPORTED_DTYPES
         or gradient.layout is not STRIDED
         or parameter.layout is not STRIDED
-        or gradient.device != parameter.device
+        or gradient.device != device
         or gradient.shape != parameter.shape
     ):
         _refuse(parameter, gradient, active)
+    active.device = device
+    # Of a sharded one that is for the parts of this process to say.
+    active.contiguous = (
+        not active.sharded and parameter.is_contiguous() and gradient.is_contiguous()
+    )
     if active.sharded or (type(gradient) is not torch.Tensor and is_sharded(gradient)):
         check_gradient(parameter, gradient, _describe(active))
 
 
 def make_contiguous(actives: Iterable[Active]) -> None:
-    """Replace non-contiguous parameters and gradients by contiguous ones, as bitsandbytes does."""
+    """Replace non-contiguous parameters and gradients by contiguous ones, as bitsandbytes does.
+
+    Call it after `check`.
+    """
     for active in actives:
+        if active.contiguous:
+            continue
         parameter = active.parameter
         gradient = parameter.grad
         if active.sharded:

@@ -111,6 +111,8 @@ def check_homes(
 ) -> list[Active]:
     """Check that every parameter and its state are where they were put, and note where.
 
+    The parameters' gradients have been checked: `pageahead.optim.active.check`.
+
     Returns:
         Those that have no state yet.
 
@@ -128,7 +130,7 @@ def check_homes(
                     f"{_name(active)} has state that this optimizer did not make; load state "
                     f"with load_state_dict(). Nothing was updated."
                 )
-        elif home.device != parameter.device:
+        elif home.device != active.device:
             raise RuntimeError(
                 f"{_name(active)} was on {home.device} when its state was made and is on "
                 f"{parameter.device} now. Move the model before making the optimizer, or save "

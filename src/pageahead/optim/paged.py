@@ -154,7 +154,7 @@ class PagedOptimizer(StatePlaces):
     def _prepare(self, done: Container[torch.Tensor] = ()) -> dict[torch.device, list[Active]]:
         """Collect and check this step's parameters, and make state for those that have none."""
         actives = collect(self._listing.of(self.param_groups), done)
-        devices = {active.parameter.device for active in actives}
+        devices = {active.device for active in actives if active.device is not None}
         refuse_capture(devices)
         self._make_state(check_homes(actives, self._homes, self.state))
         make_contiguous(actives)
