@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -352,8 +352,9 @@ class BackwardUpdates:
     def _finish(wave: Wave) -> None:
         if not wave.finished:
             wave.finished = True
-            for lane in wave.lanes.values():
-                lane.engine.close()
+            with ExitStack() as each:  # also those after one that fails
+                for lane in wave.lanes.values():
+                    each.callback(lane.engine.close)
 
     def _reraise(self, wave: Wave, error: BaseException) -> NoReturn:
         """Raise `error`, which may not know that something was updated before it."""

@@ -221,6 +221,9 @@ class Engine:
             self._plan[1].fresh.clear()
         try:
             self._pipeline.finish(failed=failed)
+        except BaseException:
+            self._pipeline.finish(failed=True)  # half closed, something would be left in flight
+            raise
         finally:
             self._actives, self._get_config = (), None
 
@@ -231,7 +234,12 @@ class Engine:
         if self._primed_versions is not None:
             return  # full already: no backward came in between
         self._primed_versions = self._versions()
-        self._pipeline.prime(self._plan[1], self._plan[1].depth)
+        try:
+            self._pipeline.prime(self._plan[1], self._plan[1].depth)
+        except BaseException:
+            self._primed_versions = None
+            self._pipeline.abandon()
+            raise
 
     def _versions(self) -> list[int]:
         """Rise when somebody else changes state in place; our own copies leave them."""
