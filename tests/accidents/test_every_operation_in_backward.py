@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pageahead import Paging
+from pageahead.optim import backward
 from tests.accidents.test_every_operation import (
     CHANGED,
     CHUNK,
@@ -21,6 +22,13 @@ from tests.accidents.test_every_operation import (
 from tests.support import is_cut
 
 __all__ = ["_small_is_large"]  # a fixture
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scalers of other tests, if some are left, scale nothing here; to look for them takes long."""
+    monkeypatch.setattr(backward, "other_users", lambda optimizer, parameters: None)
+
 
 pytestmark = pytest.mark.filterwarnings("ignore:zero_grad\\(\\) without step")
 
