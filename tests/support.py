@@ -161,3 +161,17 @@ def is_cut(optimizer: PagedOptimizer) -> bool:
     prepared = optimizer._engines[CPU]._plan
     assert prepared is not None
     return any(part.start > 0 for chunk in prepared[0].chunks for part in chunk.slices)
+
+
+class UsesOldValue(torch.autograd.Function):
+    """Needs the value of `w` in backward, although no gradient goes there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(w)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (w,) = ctx.saved_tensors
+        return grad * w.sum(), None

@@ -11,6 +11,7 @@ from torch import nn
 
 import pageahead
 from pageahead import Paging
+from tests.support import UsesOldValue
 
 from .support import differences
 
@@ -140,20 +141,9 @@ def test_a_use_of_the_old_weight_after_its_update_raises_on_a_side_stream() -> N
     """bitsandbytes' kernels do not tell autograd: the old value would silently be the new one."""
     weight, optimizer, side = on_a_side_stream()
 
-    class Last(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-            ctx.save_for_backward(w)  # needed, although no gradient goes there
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> Any:
-            (w,) = ctx.saved_tensors
-            return grad * w.sum(), None
-
     with torch.cuda.stream(side):
         x = torch.randn(WIDTH, device="cuda", requires_grad=True)
-        early = Last.apply(x, weight.detach())
+        early = UsesOldValue.apply(x, weight.detach())
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             (weight * early).sum().backward()
         with pytest.warns(RuntimeWarning, match="zero_grad"):

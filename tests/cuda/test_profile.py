@@ -13,6 +13,7 @@ from pageahead.experiment.messages import ProfileRequest
 from pageahead.experiment.profile.analysis import Figures, figures, problems, typical
 from pageahead.experiment.profile.records import ProfileRecord
 from pageahead.experiment.protocol import Protocol
+from tests.experiment.support import read
 
 pytest.importorskip("cupti.cupti", reason="needs cupti-python: the extra 'profile'")
 
@@ -87,7 +88,7 @@ def test_the_command_writes_everything(tmp_path) -> None:
     result = CliRunner().invoke(cli.app, [str(word) for word in words], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
     print(result.output)
-    machine, legacy, streamed = evidence.read(out)
+    machine, legacy, streamed = read(out)
     assert isinstance(machine, evidence.Environment)
     assert isinstance(legacy, ProfileRecord)
     assert isinstance(streamed, ProfileRecord)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pageahead.experiment.evidence import (
     CandidateRecord,
     CellRecord,
@@ -14,11 +16,19 @@ from pageahead.experiment.evidence import (
     PeakRecord,
     Timings,
 )
+from pageahead.experiment.gate.reading import Record, read_one
 from pageahead.experiment.protocol import Protocol, Sample
 from pageahead.experiment.summary import ratio, spread
 
 RUN = "2025-01-01T00:00:00+00:00"
 MIB = 1 << 20
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a file without a line that is none."""
+    records, problems = read_one(path)
+    assert problems == []
+    return records
 
 
 def timings(*rounds: list[float]) -> Timings:

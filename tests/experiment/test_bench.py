@@ -15,10 +15,9 @@ from pageahead.experiment.evidence import (
     Environment,
     FailedRecord,
     LeftOutRecord,
-    read,
 )
 from pageahead.experiment.protocol import Protocol
-from tests.experiment.support import cell, environment
+from tests.experiment.support import cell, environment, read
 
 BRIEF = Preset("quick", "", QUICK.cells, Protocol(warmups=1, rounds=1, repetitions=2))
 

@@ -21,9 +21,8 @@ from pageahead.experiment.evidence import (
     PeakRecord,
     SetupFailedRecord,
     append,
-    read,
-    read_all,
 )
+from pageahead.experiment.gate.reading import read_one
 from pageahead.experiment.gate.thresholds import THRESHOLDS
 from pageahead.experiment.messages import CellRequest, PeakRequest, TrainingRequest
 from pageahead.experiment.protocol import Protocol
@@ -31,7 +30,7 @@ from pageahead.experiment.resume import Done
 from pageahead.experiment.training.cells import PROTOCOL as TRAINING_PROTOCOL
 from pageahead.experiment.training.cells import arms_of, cell_named
 from tests.experiment.gate.support import verified
-from tests.experiment.support import RUN, cell, environment, peak
+from tests.experiment.support import RUN, cell, environment, peak, read
 from tests.experiment.training.support import record as training
 
 PROTOCOL = Protocol(warmups=1, rounds=2, repetitions=2)
@@ -322,7 +321,7 @@ def test_a_run_that_is_killed_while_it_writes_is_finished_by_the_next(play) -> N
     assert good is True
     assert [one.cell for one in asked] == ["adamw8/8x1Mi"]
     assert "line 3: Invalid JSON" in said
-    records, problems = read_all(play.out)
+    records, problems = read_one(play.out)
     assert [record.cell for record in records if isinstance(record, CellRecord)] == [
         "adamw32/8x1Mi",
         "adamw8/8x1Mi",

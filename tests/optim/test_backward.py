@@ -12,7 +12,7 @@ from torch import nn
 
 from pageahead import Paging
 from pageahead.optim import plan
-from tests.support import CLASSES, assert_same_bits, bits, legacy, ours
+from tests.support import CLASSES, UsesOldValue, assert_same_bits, bits, legacy, ours
 
 WIDTH = 320  # a weight of 320 x 320 is paged
 
@@ -563,18 +563,7 @@ def test_a_use_of_the_old_weight_after_its_update_raises() -> None:
     optimizer = ours("PagedAdamW32bit", [weight], paging=Paging(in_backward=True))
     x = torch.randn(WIDTH, requires_grad=True)
 
-    class Last(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-            ctx.save_for_backward(w)  # needed, although no gradient goes there
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> Any:
-            (w,) = ctx.saved_tensors
-            return grad * w.sum(), None
-
-    early = Last.apply(x, weight.detach())
+    early = UsesOldValue.apply(x, weight.detach())
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         (weight * early).sum().backward()
     optimizer.zero_grad()

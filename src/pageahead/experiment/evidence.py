@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pageahead.experiment.cells import Residency
 from pageahead.experiment.profile.records import ProfileRecord
@@ -25,7 +25,6 @@ __all__ = [
     "CellRecord",
     "Comparison",
     "Environment",
-    "EvidenceError",
     "FailedRecord",
     "Gpu",
     "LeftOutRecord",
@@ -43,14 +42,8 @@ __all__ = [
     "TrainingGroup",
     "TrainingRecord",
     "append",
-    "read",
-    "read_all",
     "why_invalid",
 ]
-
-
-class EvidenceError(ValueError):
-    """A line of an evidence file is no valid record; the message has its number."""
 
 
 class _Model(BaseModel):
@@ -396,7 +389,6 @@ Record = (
     | LeftOutRecord
     | SetupFailedRecord
 )
-_adapter: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 
 def append(path: Path, record: BaseModel) -> None:
@@ -416,30 +408,6 @@ def append(path: Path, record: BaseModel) -> None:
             file.write(b"\n" * torn + record.model_dump_json().encode() + b"\n")
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def read(path: Path) -> list[Record]:
-    """Return the records of a file.
-
-    Raises:
-        EvidenceError: a line is no record; the message says which and why.
-    """
-    records, problems = read_all(path)
-    if problems:
-        raise EvidenceError(problems[0])
-    return records
-
-
-def read_all(path: Path) -> tuple[list[Record], list[str]]:
-    """Return the records of a file, and what is wrong with each line that is none."""
-    records, problems = [], []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                records.append(_adapter.validate_json(line))
-            except ValidationError as error:
-                problems.append(f"{path.name}, line {number}: {why_invalid(error)}")
-    return records, problems
 
 
 def why_invalid(error: ValidationError) -> str:

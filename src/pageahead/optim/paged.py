@@ -154,15 +154,14 @@ class PagedOptimizer(StatePlaces):
     def _prepare(self, done: Container[torch.Tensor] = ()) -> dict[torch.device, list[Active]]:
         """Collect and check this step's parameters, and make state for those that have none."""
         actives = collect(self._listing.of(self.param_groups), done)
-        devices = {active.device for active in actives if active.device is not None}
+        devices = list(dict.fromkeys(one.device for one in actives if one.device is not None))
         refuse_capture(devices)
         self._make_state(check_homes(actives, self._homes, self.state))
         make_contiguous(actives)
         if len(devices) == 1:
-            return {devices.pop(): actives}
+            return {devices[0]: actives}
         return {
-            device: [active for active in actives if active.parameter.device == device]
-            for device in dict.fromkeys(active.parameter.device for active in actives)
+            device: [active for active in actives if active.device == device] for device in devices
         }
 
     def _check_process(self, what: str) -> None:

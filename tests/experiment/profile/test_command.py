@@ -15,7 +15,7 @@ from pageahead.experiment.profile import command, nsys
 from pageahead.experiment.profile.analysis import typical
 from tests.experiment.profile.exported import Export
 from tests.experiment.profile.support import MS, profile
-from tests.experiment.support import environment
+from tests.experiment.support import environment, read
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said without a GPU")
 
@@ -42,7 +42,7 @@ def test_the_whole_of_it_on_the_cpu(tmp_path) -> None:
     assert shows(said, "to the device", "0", "B", "8", "MiB")
     assert shows(said, "to the host", "0", "B", "8", "MiB")
     assert "no evidence of speed" in " ".join(said.split())
-    machine, legacy, streamed = evidence.read(out)
+    machine, legacy, streamed = read(out)
     assert isinstance(machine, evidence.Environment)
     assert machine.argv[:2] == ["profile", "adamw32/8x1Mi"]
     assert machine.argv[-2:] == ["--out", "p.jsonl"]
@@ -57,7 +57,7 @@ def test_the_whole_of_it_on_the_cpu(tmp_path) -> None:
 def test_the_evidence_is_read_by_the_gate_too(tmp_path) -> None:
     out = tmp_path / "p.jsonl"
     evidence.append(out, profile())
-    assert evidence.read(out) == [profile()]
+    assert read(out) == [profile()]
     result = CliRunner().invoke(cli.app, ["gate", str(out)])
     assert result.exit_code == 2
     assert "no measured cell in this evidence" in result.output
@@ -70,7 +70,7 @@ def test_without_a_gpu_the_error_says_what_there_is(tmp_path) -> None:
     assert status == 2
     assert "Error: --device cuda: PyTorch" in said
     assert "sees no CUDA GPU here. Use --device cpu" in said
-    (record,) = evidence.read(out)
+    (record,) = read(out)
     assert isinstance(record, evidence.SetupFailedRecord)
 
 
@@ -84,7 +84,7 @@ def test_without_cupti_the_error_says_what_to_install(tmp_path, monkeypatch) -> 
     status, said = run("adamw32/8x4Mi", "--out", out)
     assert status == 2
     assert "pip install 'pageahead[profile]'" in said
-    (record,) = evidence.read(out)
+    (record,) = read(out)
     assert isinstance(record, evidence.SetupFailedRecord)
 
 
@@ -141,7 +141,7 @@ def test_an_export_of_nsight_systems_is_read_in_the_place_of_running(tmp_path) -
     status, said = run("adamw32/8x4Mi", "--nsys", export, "--out", out)
     assert status == 0, said
     assert shows(said, "of it managed", "256", "MiB", "0", "B")
-    assert [record.arm for record in evidence.read(out)] == ["legacy", "streamed"]
+    assert [record.arm for record in read(out)] == ["legacy", "streamed"]
     status, said = run("adamw32/8x4Mi", "--nsys", export, "--strategy", "lookahead")
     assert status == 1
     assert "failed: adamw32/8x4Mi, lookahead: not in the export" in said

@@ -20,11 +20,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pageahead import cli
-from pageahead.experiment import evidence
 from pageahead.experiment.evidence import CellRecord, Environment
+from pageahead.experiment.gate.reading import read_one
 from pageahead.experiment.slurm import records
 from pageahead.experiment.slurm.records import EndedRecord, RefusedRecord, SubmittedRecord
 from tests.experiment.slurm.cluster import Cluster, NoSlurmError, running
+from tests.experiment.support import read
 from tests.processes import environment
 
 pytestmark = pytest.mark.timeout(600)
@@ -92,7 +93,7 @@ class Site:
         path = self.path / folder / f"{kind}-bench.jsonl"
         if not path.exists():
             return []
-        whole, _ = evidence.read_all(path)
+        whole, _ = read_one(path)
         return [record.cell for record in whole if isinstance(record, CellRecord)]
 
 
@@ -143,7 +144,7 @@ def test_a_job_leaves_evidence_and_says_where_it_came_from(first: Site) -> None:
     assert job.submitted <= job.started < job.ended
     assert job.logs == [f"logs/{job.job}_0_log.out", f"logs/{job.job}_0_log.err"]
     assert "adamw8" in (first.path / "first" / job.logs[0]).read_text()
-    (measured_in, cell) = evidence.read(first.path / "first" / job.evidence)
+    (measured_in, cell) = read(first.path / "first" / job.evidence)
     assert isinstance(measured_in, Environment)
     assert isinstance(cell, CellRecord)
     assert measured_in.slurm_job == job.job

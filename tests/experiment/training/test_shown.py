@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from pageahead import cli
 from pageahead.experiment import bench, evidence, runner
-from pageahead.experiment.evidence import FailedRecord, TrainingRecord, read
+from pageahead.experiment.evidence import FailedRecord, TrainingRecord
 from pageahead.experiment.protocol import Protocol
 from pageahead.experiment.training import command, plot
 from pageahead.experiment.training.cells import CELLS, select
 from pageahead.experiment.training.table import notes, results
-from tests.experiment.support import RUN, cell, environment
+from tests.experiment.support import RUN, cell, environment, read
 from tests.experiment.training.support import record
 
 ALL = [record(cell.name) for cell in CELLS]
