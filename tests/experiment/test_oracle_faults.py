@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from pageahead.experiment.evidence import Environment
-from pageahead.experiment.oracle import command, records
+from pageahead.experiment.oracle import command
 from pageahead.experiment.oracle import shrink as shrinking
 from pageahead.experiment.oracle.case import parse_case
 from pageahead.experiment.oracle.check import check, check_group
@@ -18,6 +18,7 @@ from pageahead.experiment.oracle.layouts import Layout
 from pageahead.experiment.oracle.records import CellRecord, FailureRecord
 from pageahead.experiment.oracle.shrink import shrink
 from pageahead.optim import engine, homes
+from tests.experiment.support import read
 
 CPU = torch.device("cpu")
 CASE = parse_case(
@@ -193,7 +194,7 @@ def test_evidence_of_a_failure(monkeypatch, tmp_path) -> None:
     out = tmp_path / "verify.jsonl"
     good, said = verify(case, out)
     assert not good
-    environment, cell, failure = records.read(out)
+    environment, cell, failure = read(out)
     assert isinstance(environment, Environment)
     assert environment.argv == ["verify"]
     assert isinstance(cell, CellRecord)

@@ -17,12 +17,13 @@ from typer.testing import CliRunner
 from pageahead import cli
 from pageahead.experiment.evidence import Environment
 from pageahead.experiment.identity import IdentityError
-from pageahead.experiment.oracle import command, pool, process, records, report, worker
+from pageahead.experiment.oracle import command, pool, process, report, worker
 from pageahead.experiment.oracle.case import PAGINGS, parse_case
 from pageahead.experiment.oracle.check import check_group
 from pageahead.experiment.oracle.messages import CheckRequest, ShrinkRequest
 from pageahead.experiment.oracle.process import WorkerProcess
 from pageahead.experiment.oracle.records import CellRecord, ExcludedRecord, FailureRecord
+from tests.experiment.support import read
 
 RUN = "2025-01-01T00:00:00+00:00"
 CASES = [f"lion/8/float16/streamed/{size}" for size in (5, 6, 7, 8)]
@@ -131,7 +132,7 @@ def test_a_real_run_over_real_workers(tmp_path) -> None:
     chosen = command.choose(options, "cpu").cases
     assert chosen
     assert command.run(options, output, log)
-    environment, *rest = records.read(out)
+    environment, *rest = read(out)
     assert isinstance(environment, Environment)
     excluded = [one for one in rest if isinstance(one, ExcludedRecord)]
     cells = [one for one in rest if isinstance(one, CellRecord)]

@@ -8,10 +8,9 @@ cells are.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pageahead.experiment.evidence import Environment, PathSummary, append
 
@@ -26,7 +25,6 @@ __all__ = [
     "SourceRecord",
     "SummaryRecord",
     "append",
-    "read",
 ]
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -184,10 +182,3 @@ class SourceRecord(_Model):
 
 
 Record = Environment | ExcludedRecord | CellRecord | FailureRecord | SummaryRecord | SourceRecord
-_adapter: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
-
-
-def read(path: Path) -> list[Record]:
-    """Return the records of a file. Raises pydantic's `ValidationError` for a line that is none."""
-    with path.open(encoding="utf-8") as file:
-        return [_adapter.validate_json(line) for line in file]
