@@ -465,6 +465,40 @@ def test_a_grad_scaler_is_seen_before_any_update() -> None:
     goes_on(model, optimizer)
 
 
+def scaler_of_another_model() -> torch.amp.GradScaler:
+    """One that has trained it: after `update` it knows no optimizer, so it could be anyone's."""
+    other = net()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loss_of(other, 0)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    return scaler
+
+
+def test_a_grad_scaler_of_another_model_is_to_be_deleted() -> None:
+    model = net()
+    optimizer = in_backward("PagedAdamW8bit", model)
+    scaler = scaler_of_another_model()
+    with pytest.raises(RuntimeError, match="another model's, which it does not say, delete it"):
+        loss_of(model, 0).backward()
+    del scaler
+    goes_on(model, optimizer)
+
+
+def test_a_grad_scaler_that_nobody_can_reach_is_no_obstacle() -> None:
+    model = net()
+    optimizer = in_backward("PagedAdamW8bit", model)
+    gc.disable()
+    try:
+        trainer = {"scaler": scaler_of_another_model()}
+        trainer["itself"] = trainer  # as trainers do, which know their parts, which know them
+        del trainer
+        train(model, optimizer, ({},))
+    finally:
+        gc.enable()
+
+
 def test_a_grad_scaler_that_comes_later_is_seen_at_its_step() -> None:
     model = net()
     optimizer = in_backward("PagedAdamW8bit", model)

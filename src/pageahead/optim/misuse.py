@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,21 +25,30 @@ def other_users(optimizer: PagedOptimizer, parameters: Iterable[torch.Tensor]) -
     optimizers, not the other way round. So all objects are looked through, once.
     """
     ours = {id(parameter) for parameter in parameters}
+    if _other_user(optimizer, ours):
+        gc.collect()  # one that nobody can reach any more does nothing, but is among all objects
+        if obstacle := _other_user(optimizer, ours):
+            raise RuntimeError(f"{obstacle} Nothing was updated.")
+
+
+def _other_user(optimizer: PagedOptimizer, ours: Container[int]) -> str:
     for one in gc.get_objects():
         kind = type(one)
         if issubclass(kind, DistributedDataParallel):
             if any(id(parameter) in ours for parameter in one.parameters()):
-                raise RuntimeError(
+                return (
                     "in_backward=True under DistributedDataParallel: it averages gradients after "
                     "they were used. Use in_backward=False, or fully_shard (FSDP2), which averages "
-                    "before. Nothing was updated."
+                    "before."
                 )
         elif issubclass(kind, torch.amp.GradScaler) and _scales_for(one, optimizer):
-            raise RuntimeError(
+            return (
                 "in_backward=True with a GradScaler in use: gradients are scaled until "
                 "scaler.step(), which comes after the updates. Use in_backward=False, or bfloat16 "
-                "without a scaler. Nothing was updated."
+                "without a scaler. If the scaler is another model's, which it does not say, delete "
+                "it first."
             )
+    return ""
 
 
 def refuse_kept_shards(paging: Paging, parameters: Iterable[torch.Tensor]) -> None:
