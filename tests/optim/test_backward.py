@@ -99,6 +99,24 @@ def test_same_bits_as_bitsandbytes(name: str, write_back: str, free_grads: bool)
     compare(name, write_back=write_back, free_grads=free_grads)
 
 
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_a_backward_whose_graph_is_kept(name: str) -> None:
+    """Autograd leaves gradients on while hooks run: updates must not become part of the graph."""
+    theirs, mine = net(), net()
+    expected = legacy(name, theirs.parameters(), lr=1e-2)
+    optimizer = in_backward(name, mine, hbm_budget=0.3)
+    for model, one in ((theirs, expected), (mine, optimizer)):
+        for step in range(3):
+            loss_of(model, step).backward(create_graph=True)
+            one.step()
+            one.zero_grad()
+    assert_same_bits(optimizer, expected)
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    assert all(parameter.is_leaf for parameter in mine.parameters())
+    assert not any(one.requires_grad for one in states if isinstance(one, torch.Tensor))
+
+
 @pytest.mark.parametrize("budget", [0.3, 1.0])
 def test_with_a_budget(budget: float) -> None:
     optimizer = compare("PagedAdamW8bit", hbm_budget=budget)

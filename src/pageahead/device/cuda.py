@@ -58,7 +58,7 @@ class CudaStream:
     def wait(self, event: CudaEvent) -> None:
         if event.raw is None:
             raise EventNotRecordedError
-        self.raw.wait_event(event.raw)
+        event.raw.wait(self.raw)
 
 
 class CudaBlock:

@@ -12,21 +12,28 @@ import os
 import threading
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Container, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pageahead.optim.active import Active, check, make_contiguous
-from pageahead.optim.engine import Engine
+from pageahead.memory.layout import Chunk
+from pageahead.optim.active import check, make_contiguous
 from pageahead.optim.homes import check_homes, refuse_capture
 from pageahead.optim.misuse import changed_groups, groups_of, other_users, refuse_kept_shards
 from pageahead.optim.sharded import local
-from pageahead.optim.wave import Expected, Lane, Mark, Wave, is_placeholder, placeholder
+from pageahead.optim.wave import (
+    Expected,
+    Lane,
+    Mark,
+    Wave,
+    is_placeholder,
+    listed_once,
+    placeholder,
+)
 
 if TYPE_CHECKING:
     from pageahead.optim.paged import PagedOptimizer
@@ -116,21 +123,24 @@ class BackwardUpdates:
         if parameter.grad is None:
             return  # an earlier hook took it: nothing to update by
         optimizer._check_process("backward()")  # also where the fork came after the first gradient
-        with self._lock, torch.set_grad_enabled(False):
+        # Autograd has it off already, but for create_graph=True.
+        mode = torch.no_grad() if torch.is_grad_enabled() else nullcontext()
+        with self._lock, mode:
             wave = self._wave or self._open(optimizer)
             if wave.problem:
                 return
-            if id(parameter) in wave.arrived:
+            number = id(parameter)
+            if number in wave.arrived:
                 wave.problem = (
                     "backward ran a second time before step(). Wrap every backward but the last "
                     "in optimizer.accumulate(), and call step() and zero_grad() after that"
                 )
                 return
-            wave.arrived[id(parameter)] = parameter
-            lane = wave.lanes.get(parameter.device)
-            expected = None if lane is None else lane.expected.get(id(parameter))
-            if lane is None or expected is None:
+            wave.arrived[number] = parameter
+            known = wave.expected.get(number)
+            if known is None:
                 return  # not expected: `step` updates it
+            lane, expected = known
             try:
                 self._prepare(optimizer, expected)
                 for chunk in lane.ready(expected):
@@ -139,8 +149,7 @@ class BackwardUpdates:
                             # A hook after ours replaced it while the chunk waited for others.
                             self._prepare(optimizer, member)
                     lane.engine.update(chunk)
-                    for one in lane.updated(chunk):
-                        wave.updated[one] = self._done(optimizer, lane.engine, one)
+                    self._done(optimizer, lane, chunk, wave)
             except BaseException as error:
                 wave.problem = f"backward failed ({type(error).__name__}: {error})"
                 wave.finished = True
@@ -153,28 +162,37 @@ class BackwardUpdates:
         """Check a parameter, and make its state if it has none."""
         active = expected.active
         parameter = active.parameter
-        if parameter.grad is None:
+        gradient = parameter.grad
+        if gradient is None:
             raise RuntimeError(
                 f"a hook took the gradient of parameter {active.pindex} of group {active.gindex} "
                 f"away after it had come, and before its update. Register hooks that replace "
                 f"gradients before the optimizer is made, or use in_backward=False."
             )
-        check(parameter, parameter.grad, active)
-        optimizer._make_state(check_homes([active], optimizer._homes, optimizer.state))
-        make_contiguous([active])
-        expected.gradient = parameter.grad
+        check(parameter, gradient, active)
+        if new := check_homes((active,), optimizer._homes, optimizer.state):
+            optimizer._make_state(new)
+        if not active.contiguous:
+            make_contiguous((active,))
+            gradient = parameter.grad
+        expected.gradient = gradient
 
-    def _done(self, optimizer: PagedOptimizer, engine: Engine, parameter: torch.Tensor) -> Mark:
-        gradient = parameter.grad
-        assert gradient is not None
+    @staticmethod
+    def _done(optimizer: PagedOptimizer, lane: Lane, chunk: Chunk, wave: Wave) -> None:
+        """Note which parameters are updated now that a chunk is."""
+        done = list(lane.updated(chunk))
         # bitsandbytes' kernels do not tell autograd: a backward node that still needs the old
         # value would silently take the new one.
-        torch.autograd.graph.increment_version(parameter)
-        if optimizer.paging.free_grads and local(gradient).numel() > 1:
-            # Of one element nothing is freed, and adding to a placeholder would not raise.
-            engine.keep(local(gradient))
-            gradient = parameter.grad = placeholder(gradient)
-        return Mark(gradient, gradient._version)
+        torch.autograd.graph.increment_version(done)
+        free = optimizer.paging.free_grads
+        for parameter in done:
+            gradient = parameter.grad
+            assert gradient is not None
+            if free and local(gradient).numel() > 1:
+                # Of one element nothing is freed, and adding to a placeholder would not raise.
+                lane.engine.keep(local(gradient))
+                gradient = parameter.grad = placeholder(gradient)
+            wave.updated[parameter] = Mark(gradient, gradient._version)
 
     # --- a wave ---------------------------------------------------------------------------------
 
@@ -185,14 +203,14 @@ class BackwardUpdates:
         if not self._alone:
             other_users(optimizer, parameters)
             self._alone = True
-        listings = self._listings(optimizer, parameters)
+        listings = listed_once(optimizer._listing.of(optimizer.param_groups), parameters)
         if not optimizer.initialized:
             optimizer.check_overrides()
             optimizer.initialized = True
-        optimizer._reserve_homes(listings)
+        homes, _ = optimizer._reserve_homes(listings)
         lanes: dict[torch.device, Lane] = {}
-        for active in listings:
-            device = active.parameter.device
+        for active, home in zip(listings, homes, strict=True):
+            active.home, device = home, home.device
             if device not in lanes:
                 lanes[device] = Lane(optimizer._engine(device), [])
             lanes[device].actives.append(active)
@@ -200,11 +218,10 @@ class BackwardUpdates:
         opened: list[Lane] = []
         try:
             for lane in lanes.values():
-                for active in lane.actives:
-                    active.home = optimizer._home_of(active.parameter)
                 opened.append(lane)
                 plan = lane.engine.open(lane.actives, optimizer.state, optimizer.get_config)
-                lane.expect(plan.chunks)
+                for one in lane.expect(plan.chunks):
+                    wave.expected[id(one.active.parameter)] = lane, one
         except BaseException:
             for lane in opened:
                 lane.engine.close(failed=True)
@@ -220,26 +237,6 @@ class BackwardUpdates:
         if self._order is None:
             return reversed(listed)
         return [parameter for parameter in self._order if parameter in listed]
-
-    @staticmethod
-    def _listings(optimizer: PagedOptimizer, parameters: Iterable[torch.Tensor]) -> list[Active]:
-        """These parameters in their places.
-
-        One that is listed twice is left to `step`, and so are two over the same memory: there the
-        order of updates counts, which is the listing's.
-        """
-        places: dict[int, list[Active]] = {id(parameter): [] for parameter in parameters}
-        for active in optimizer._listing.of(optimizer.param_groups):
-            if id(active.parameter) in places:
-                active.config = None
-                places[id(active.parameter)].append(active)
-        found = [actives[0] for actives in places.values() if len(actives) == 1]
-        addresses = Counter(local(actives[0].parameter).data_ptr() for actives in places.values())
-        return [
-            active
-            for active in found
-            if addresses[(part := local(active.parameter)).data_ptr()] == 1 or not part.numel()
-        ]
 
     @contextmanager
     def closing(self) -> Iterator[Container[torch.Tensor]]:
@@ -364,9 +361,11 @@ class BackwardUpdates:
         raise error
 
     def _learn(self, wave: Wave) -> None:
-        expected = {number for lane in wave.lanes.values() for number in lane.expected}
-        as_expected = all(lane.in_order for lane in wave.lanes.values())
-        if self._order is None or not as_expected or expected != wave.arrived.keys():
+        as_expected = (
+            all(lane.in_order for lane in wave.lanes.values())
+            and wave.expected.keys() == wave.arrived.keys()
+        )
+        if self._order is None or not as_expected:
             self._order = list(wave.arrived.values())
 
     def _edited(self, wave: Wave) -> str:

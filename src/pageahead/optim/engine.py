@@ -207,7 +207,9 @@ class Engine:
 
     def update(self, chunk: Chunk) -> None:
         """Update one chunk of an open step; its gradients come from the current stream."""
-        ready = self._device.caller_stream().record()
+        caller = self._device.caller_stream()
+        # compute → compute: already in order.
+        ready = None if caller is self._device.compute_stream() else caller.record()
         with self._device.computing():
             self._pipeline.advance(chunk, ready=ready)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from pageahead.optim.active import Active
 from pageahead.optim.engine import Engine
 from pageahead.optim.sharded import is_sharded, local, wrap
 
-__all__ = ["Expected", "Lane", "Mark", "Wave", "is_placeholder", "placeholder"]
+__all__ = ["Expected", "Lane", "Mark", "Wave", "is_placeholder", "listed_once", "placeholder"]
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +44,6 @@ class Lane:
         chunks: the plan's.
         members: for each chunk the parameters with a part in it.
         missing: for each chunk how many of these have no gradient yet.
-        expected: by ``id(parameter)``, which costs a hook less time than the hash of a tensor.
         last: index of the chunk updated last, of those that travel.
         in_order: whether they came in the plan's order so far.
     """
@@ -53,14 +53,13 @@ class Lane:
     chunks: Sequence[Chunk] = ()
     members: list[list[Expected]] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
-    expected: dict[int, Expected] = field(default_factory=dict)
     last: int = -1
     in_order: bool = True
 
-    def expect(self, chunks: Sequence[Chunk]) -> None:
+    def expect(self, chunks: Sequence[Chunk]) -> Sequence[Expected]:
+        """Take the plan's chunks; return what is expected from now on."""
         self.chunks = chunks
         everyone = [Expected(active) for active in self.actives]
-        self.expected = {id(one.active.parameter): one for one in everyone}
         for chunk in chunks:
             members = [everyone[item] for item in dict.fromkeys(part.item for part in chunk.slices)]
             self.members.append(members)
@@ -68,6 +67,7 @@ class Lane:
             for one in members:
                 one.chunks.append(chunk.index)
                 one.left += 1
+        return everyone
 
     def ready(self, arrived: Expected) -> Iterator[Chunk]:
         """The chunks that wait for nothing any more now that this gradient is there."""
@@ -89,7 +89,7 @@ class Lane:
                 yield one.active.parameter
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Mark:
     """A gradient when its parameter was updated: later edits would be lost."""
 
@@ -104,7 +104,8 @@ class Wave:
     Attributes:
         lanes: by device.
         groups: the parameter groups' hyperparameters when it opened.
-        arrived: parameters whose hook has fired, by ``id``, in that order.
+        expected: what is expected, by ``id(parameter)``, whose hash costs less than a tensor's.
+        arrived: those whose hook has fired, in that order.
         updated: those of them that are updated, with their gradients.
         problem: what went wrong first; nothing more is updated then, and no step follows.
         finished: whether the engines are closed.
@@ -112,10 +113,39 @@ class Wave:
 
     lanes: dict[torch.device, Lane]
     groups: list[dict[str, Any]]
+    expected: dict[int, tuple[Lane, Expected]] = field(default_factory=dict)
     arrived: dict[int, torch.Tensor] = field(default_factory=dict)
     updated: dict[torch.Tensor, Mark] = field(default_factory=dict)
     problem: str = ""
     finished: bool = False
+
+
+def listed_once(listing: Iterable[Active], parameters: Iterable[torch.Tensor]) -> list[Active]:
+    """The listings of these parameters, in their order, of those that may be updated in any order.
+
+    One that is listed twice is left to `step`, and so are two over the same memory: there the order
+    of updates counts, which is the listing's.
+    """
+    places: dict[int, Active | None] = dict.fromkeys(map(id, parameters))
+    twice = set()
+    for active in listing:
+        number = id(active.parameter)
+        if number in places:
+            if places[number] is not None:
+                twice.add(number)
+            active.config = None
+            places[number] = active
+    found = [active for active in places.values() if active is not None]
+    parts = [local(one.parameter) if one.sharded else one.parameter for one in found]
+    addresses = [part.data_ptr() for part in parts]
+    if not twice and len(set(addresses)) == len(addresses):
+        return found
+    users = Counter(addresses)
+    return [
+        active
+        for active, part, address in zip(found, parts, addresses, strict=True)
+        if id(active.parameter) not in twice and (users[address] == 1 or not part.numel())
+    ]
 
 
 def placeholder(gradient: torch.Tensor) -> torch.Tensor:
