@@ -6,8 +6,10 @@
 Three measurements, each a median over interleaved steps:
 
 * the time that `step()` takes to return where it need not wait for the GPU
-  (``write_back="overlap"``), and how many update launches and chunks it had; for updates in
-  backward, what the hooks add to a backward pass over the same parameters;
+  (``write_back="overlap"``), how many update launches and chunks it had, and, step by step in turn,
+  what bitsandbytes' optimizer that never pages takes, whose launches are as many: hosts differ, and
+  the same one from minute to minute; for updates in backward, what the hooks add to a backward pass
+  over the same parameters;
 * the whole step, complete, over 300 tensors of one size, over Qwen2.5-0.5B's 290 and over 8 that
   hold the same number of bytes, and what the kernels alone take there: the step over resident
   state;
@@ -26,6 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import bitsandbytes as bnb
 import torch
 from rows import append_rows, machine
 
@@ -112,16 +115,24 @@ def row(what: str, bits: int, listed: str, optimizer: Any, microseconds: float) 
 def per_launch(where: Where, bits: int) -> list[dict[str, Any]]:
     """`step()` over small parameters: the GPU has next to nothing to do."""
     lists = ((where.tensors, SMALL), (64, SMALL), (8, MI))
-    optimizers = {
-        f"{count} x {numel:,}": optimizer_of(
-            where.parameters(count, numel), bits, write_back="overlap"
-        )
-        for count, numel in lists
-    }
-    calls = {name: one.step for name, one in optimizers.items()}
+    optimizers: dict[str, Any] = {}
+    calls: dict[str, Callable[[], object]] = {}
+    for count, numel in lists:
+        name = f"{count} x {numel:,}"
+        made = where.parameters(count, numel)
+        optimizers[name] = optimizer_of(made, bits, write_back="overlap")
+        calls[name] = optimizers[name].step
+        calls[f"{name}, bitsandbytes"] = bnb.optim.AdamW(made, optim_bits=bits).step
     times = interleaved(where, calls, 30, complete=False)
     what = "step() until it returns"
-    return [row(what, bits, name, one, times[name]) for name, one in optimizers.items()]
+    rows = []
+    for name, one in optimizers.items():
+        found = row(what, bits, name, one, times[name])
+        theirs = times[f"{name}, bitsandbytes"]
+        found["us_per_launch_bitsandbytes"] = theirs / found["launches"]
+        found["ratio"] = theirs / times[name]
+        rows.append(found)
+    return rows
 
 
 def in_hooks(where: Where, bits: int) -> dict[str, Any]:
