@@ -20,7 +20,7 @@ class Thresholds:
         resident_regression: by how much a resident cell's step may.
         settle_ms: by how much longer than after legacy's the device may be busy after the
             candidate's step has returned, in the median. A completed step leaves nothing; asking
-            costs 0.03 to 0.17 ms on an H200 (evidence/nvidia-h200/bench-source.jsonl), and one
+            costs 0.05 to 0.22 ms on an H200 (evidence/nvidia-h200/bench-source.jsonl), and one
             chunk of 16 MiB takes about 0.3.
         overlap_share: of a profiled step, during which at least two of fetch, update and write-back
             have to go on for it to count as overlapped. The update of 32-bit state takes 0.06 to
