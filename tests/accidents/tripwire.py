@@ -23,6 +23,7 @@ import torch
 
 from pageahead.optim import update
 from pageahead.optim.active import Active
+from pageahead.optim.hyperparameters import Hyperparameters
 from pageahead.optim.update import StateViews
 
 __all__ = ["Launches", "Tripwire", "homeward", "replay"]
@@ -206,7 +207,8 @@ def replay(
     for parameter, start, stop, step in launches.done:
         number = place[parameter]
         active = Active(twins[number], group, 0, number, state=state_of(number))
-        active.config, active.step = expected.get_config(0, number, group), step
+        active.config = Hyperparameters.of(expected.get_config(0, number, group))
+        active.step = step
         with torch.no_grad():
             update.launch(expected.optimizer_name, active, _views(active, start, stop))
     for number, parameter in enumerate(parameters):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pageahead.optim import compat, kernels, update
+from pageahead.optim.hyperparameters import Hyperparameters
 from pageahead.optim.kernels import SIGNATURE_8BIT, SIGNATURE_32BIT, kernel
 from pageahead.optim.update import StateViews
 
@@ -82,8 +83,9 @@ def test_the_arguments_are_those_of_the_operator(
     recorder = Recorder(monkeypatch, operators, name, bits)
     parameter, gradient = (torch.zeros(NUMEL, dtype=dtype) for _ in range(2))
     views = views_of(name, bits, *part)
-    third = update._third_moment(name, CONFIG, 7)
-    assert kernels.launched(name, gradient, parameter, views, CONFIG, 7, *third)
+    third = update._third_moment(CONFIG, 7) if name == "ademamix" else (0.0, 0.0)
+    config = Hyperparameters.of(CONFIG)
+    assert kernels.launched(name, gradient, parameter, views, config, 7, *third)
 
     monkeypatch.setattr(
         update,
@@ -111,7 +113,8 @@ def test_what_needs_more_than_a_call_is_left_to_the_operator(
     limited = {**CONFIG, "max_unorm": 1.0}
     for name, bits, config in (("adam", 32, limited), ("ademamix", 8, CONFIG)):
         views = views_of(name, bits, 0, NUMEL)
-        assert not kernels.launched(name, *tensors, views, config, 1, 0.0, 0.0)
+        hyperparameters = Hyperparameters.of(config)
+        assert not kernels.launched(name, *tensors, views, hyperparameters, 1, 0.0, 0.0)
     assert not any(recorder.calls for recorder in recorders)
 
 
@@ -134,7 +137,7 @@ def test_a_function_that_the_library_lacks_or_whose_version_is_untested_is_not_c
 
 def test_a_learning_rate_may_be_a_tensor(operators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(monkeypatch, operators, "lion", 8)
-    config = {**CONFIG, "lr": torch.tensor(0.25)}
+    config = Hyperparameters.of({**CONFIG, "lr": torch.tensor(0.25)})
     views = views_of("lion", 8, 0, NUMEL)
     assert kernels.launched("lion", *(torch.zeros(NUMEL),) * 2, views, config, 1, 0.0, 0.0)
     ((_, arguments),) = recorder.calls

@@ -8,6 +8,7 @@ import torch
 from pageahead.memory.layout import StateShape
 from pageahead.optim import update
 from pageahead.optim.active import Active
+from pageahead.optim.hyperparameters import Hyperparameters
 from pageahead.optim.plan import chunk_bytes
 from pageahead.optim.update import StateViews, launch
 from tests.support import MIB, bits, legacy, ours, parameters, set_gradients, train
@@ -56,7 +57,8 @@ def test_ademamix_in_whole_blocks_is_what_the_cpu_computes(numel: int, strided: 
     arguments = (parameter.grad, weight, views, CONFIG, 6, 0.9999, 5.0)
     update._update_ademamix_8bit_cuda(*arguments)
     whole = StateViews(0, numel, True, *(state[key] for key in TENSORS))
-    launch("ademamix", Active(parameter, {}, 0, 0, config=CONFIG, step=6), whole)
+    config = Hyperparameters.of(CONFIG)
+    launch("ademamix", Active(parameter, {}, 0, 0, config=config, step=6), whole)
     assert bits(weight) == bits(parameter)
     assert bits(absmax1) == bits(state["absmax1"])
     for key in ("state1", "state2", "absmax2"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pageahead.optim.hyperparameters import Hyperparameters
 from pageahead.optim.sharded import check_gradient, is_sharded, local, wait_for
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ __all__ = ["Active", "GetConfig", "Listing", "check", "collect", "make_contiguou
 STRIDED = torch.strided
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-GetConfig = Callable[[int, int, Mapping[str, Any]], Mapping[str, Any]]
-"""bitsandbytes' ``get_config(group index, parameter index, group)``."""
+GetConfig = Callable[[int, int, Mapping[str, Any]], Hyperparameters]
+"""bitsandbytes' ``get_config(group index, parameter index, group)``, as a step uses it."""
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class Active:
     pindex: int
     home: Home | None = None
     state: dict[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] | None = None
+    config: Hyperparameters | None = None
     step: int = 0
     sharded: bool = field(init=False)
     device: torch.device | None = None
@@ -59,8 +60,7 @@ class Active:
     def open(self, get_config: GetConfig) -> None:
         """Read hyperparameters and count the step, as bitsandbytes does before each update."""
         self.config = get_config(self.gindex, self.pindex, self.group)
-        self.state["step"] += 1
-        self.step = self.state["step"]
+        self.step = self.state["step"] = self.state["step"] + 1
 
 
 class Listing:

@@ -23,6 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from pageahead.memory.layout import Chunk
 from pageahead.optim.active import check, make_contiguous
 from pageahead.optim.homes import check_homes, refuse_capture
+from pageahead.optim.hyperparameters import OfOneStep
 from pageahead.optim.misuse import changed_groups, groups_of, other_users, refuse_kept_shards
 from pageahead.optim.sharded import local
 from pageahead.optim.wave import (
@@ -219,7 +220,7 @@ class BackwardUpdates:
         try:
             for lane in lanes.values():
                 opened.append(lane)
-                plan = lane.engine.open(lane.actives, optimizer.state, optimizer.get_config)
+                plan = lane.engine.open(lane.actives, optimizer.state, OfOneStep(optimizer))
                 for one in lane.expect(plan.chunks):
                     wave.expected[id(one.active.parameter)] = lane, one
         except BaseException:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
         optimizer_name: str
         initialized: bool
+        mng: Any
 
         def check_overrides(self) -> None: ...
 

@@ -189,7 +189,7 @@ class Engine:
             actives: in the order in which their gradients are expected. They have homes; their
                 state need not be made before their chunk is updated.
             states: by parameter, looked up when a chunk is updated.
-            get_config: bitsandbytes'.
+            get_config: bitsandbytes', for this step.
         """
         self._actives, self._get_config = actives, get_config
         if self._primed_versions is not None and self._primed_versions != self._versions():

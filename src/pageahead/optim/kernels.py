@@ -2,15 +2,15 @@
 
 Between two launches a step over many small parameters waits for the host. bitsandbytes' Python for
 one launch takes about 10 microseconds, most of it in wrapping each argument and in choosing a GPU
-that is current already. Here the argument types are declared once, so that ctypes converts plain
-numbers itself, and addresses of state are kept. Source of functions and signatures: bitsandbytes
-0.50.2, ``backends/cuda/ops.py``.
+that is current already. Here argument types are declared once, and what is known before is
+converted before: hyperparameters once for each group and step, addresses of state once for each
+plan. Source of functions and signatures: bitsandbytes 0.50.2, ``backends/cuda/ops.py``.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ import torch
 from pageahead.optim.compat import is_tested
 
 if TYPE_CHECKING:
+    from pageahead.optim.hyperparameters import Hyperparameters
     from pageahead.optim.update import StateViews
 
 __all__ = ["SIGNATURE_8BIT", "SIGNATURE_32BIT", "kernel", "launched"]
@@ -36,6 +37,8 @@ SIGNATURE_8BIT = (
 )
 """parameter, gradient, state1, state2; beta1, beta2, beta3, alpha, eps; step; lr; qmap1, qmap2,
 absmax1, absmax2; weight_decay, gnorm_scale; skip_zeros; elements."""
+
+ZERO, ONE = ctypes.c_float(0.0), ctypes.c_float(1.0)
 
 _COLUMNS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 """Where bitsandbytes' tables keep the function for gradients of a dtype."""
@@ -77,7 +80,7 @@ def launched(
     gradient: torch.Tensor,
     parameter: torch.Tensor,
     views: StateViews,
-    config: Mapping[str, Any],
+    config: Hyperparameters,
     step: int,
     beta3: float,
     alpha: float,
@@ -88,7 +91,7 @@ def launched(
         name: bitsandbytes' ``optimizer_name``.
         gradient, parameter: whole and contiguous; the slice is the one of `views`.
         views: its state.
-        config: bitsandbytes' hyperparameters.
+        config: hyperparameters.
         step: the number of the update, from 1.
         beta3, alpha: AdEMAMix's; 0 for the others.
 
@@ -97,27 +100,26 @@ def launched(
     """
     wide = views.absmax1 is None
     # A limited norm is computed first, and AdEMAMix's 8-bit kernel wants whole blocks.
-    if config["max_unorm"] > 0.0 if wide else name == "ademamix":
+    if config.limited if wide else name == "ademamix":
         return False
     function = kernel(name, 32 if wide else 8, gradient.dtype)
     if function is None:
         return False
-    state1, state2, qmap1, qmap2, absmax1, absmax2 = views.addresses
-    start = views.start
-    count = views.stop - start
-    g = gradient.data_ptr() + start * gradient.itemsize
-    p = parameter.data_ptr() + start * parameter.itemsize
-    beta1, beta2 = config["betas"][:2]
-    eps, decay, lr = config["eps"], config["weight_decay"], config["lr"]
-    skip_zeros = config["skip_zeros"]
+    g, p = gradient.data_ptr(), parameter.data_ptr()
+    if start := views.start:
+        g += start * gradient.itemsize
+        p += start * parameter.itemsize
+    state1, state2, qmap1, qmap2, absmax1, absmax2, count = views.for_c
+    max_unorm, beta1, beta2, eps, decay, lr, skip_zeros = config.for_c
+    third: tuple[Any, Any] = (beta3, alpha) if name == "ademamix" else (ZERO, ZERO)
     if wide:
         function(
-            *(g, p, state1, state2, None, config["max_unorm"], 0.0),
-            *(beta1, beta2, beta3, alpha, eps, decay, step, lr, 1.0, skip_zeros, count),
+            *(g, p, state1, state2, None, max_unorm, ZERO, beta1, beta2, *third),
+            *(eps, decay, step, lr, ONE, skip_zeros, count),
         )
     else:
         function(
-            *(p, g, state1, state2, beta1, beta2, beta3, alpha, eps, step, lr),
-            *(qmap1, qmap2, absmax1, absmax2, decay, 1.0, skip_zeros, count),
+            *(p, g, state1, state2, beta1, beta2, *third, eps, step, lr),
+            *(qmap1, qmap2, absmax1, absmax2, decay, ONE, skip_zeros, count),
         )
     return True

@@ -25,6 +25,7 @@ from pageahead.optim.elastic import Elastic, Residency
 from pageahead.optim.engine import Engine, StateSource
 from pageahead.optim.homes import Home, check_homes, refuse_capture
 from pageahead.optim.hooks import observed
+from pageahead.optim.hyperparameters import OfOneStep
 from pageahead.optim.paging import Paging
 from pageahead.optim.resharding import shared
 from pageahead.optim.routing import Route
@@ -148,7 +149,7 @@ class PagedOptimizer(StatePlaces):
     def _update(self, by_device: dict[torch.device, list[Active]]) -> None:
         for device, group in by_device.items():
             self._engine(device).step(
-                group, self.state, self.get_config, several_devices=len(by_device) > 1
+                group, self.state, OfOneStep(self), several_devices=len(by_device) > 1
             )
 
     def _prepare(self, done: Container[torch.Tensor] = ()) -> dict[torch.device, list[Active]]:

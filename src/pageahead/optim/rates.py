@@ -13,6 +13,7 @@ import torch
 from pageahead.device import Device
 from pageahead.memory.layout import BLOCK
 from pageahead.optim.active import Active
+from pageahead.optim.hyperparameters import Hyperparameters
 from pageahead.optim.update import StateViews, launch
 
 __all__ = ["TYPICAL", "Rates", "rates_of"]
@@ -98,7 +99,7 @@ def _update(device: Device, name: str, itemsize: int) -> float:
     with torch.no_grad(), device.computing():
         parameter = torch.nn.Parameter(torch.zeros(ELEMENTS, dtype=torch.bfloat16, device=gpu))
         parameter.grad = torch.zeros_like(parameter)
-        active = Active(parameter, {}, 0, 0, config=CONFIG, step=1)
+        active = Active(parameter, {}, 0, 0, config=Hyperparameters.of(CONFIG), step=1)
         views = _state(name, itemsize, gpu)
         launch(name, active, views)
         begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))

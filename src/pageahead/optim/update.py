@@ -7,6 +7,7 @@ gets the same ones as the whole. Source: bitsandbytes 0.50.2, ``optim/optimizer.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -55,13 +56,15 @@ class StateViews:
     qmap1: torch.Tensor | None = None
     qmap2: torch.Tensor | None = None
     unorm: torch.Tensor | None = None
-    addresses: tuple[int | None, ...] = field(init=False, repr=False)
-    """Of `state1`, `state2`, `qmap1`, `qmap2`, `absmax1` and `absmax2`."""
+    for_c: tuple[Any, ...] = field(init=False, repr=False)
+    """Addresses of `state1`, `state2`, `qmap1`, `qmap2`, `absmax1` and `absmax2`, and how many
+    elements: as C takes them."""
 
     def __post_init__(self) -> None:
         tensors = self.state1, self.state2, self.qmap1, self.qmap2, self.absmax1, self.absmax2
-        found = tuple(None if one is None else one.data_ptr() for one in tensors)
-        object.__setattr__(self, "addresses", found)
+        addresses = (None if one is None else ctypes.c_void_p(one.data_ptr()) for one in tensors)
+        count = ctypes.c_int32(self.stop - self.start)
+        object.__setattr__(self, "for_c", (*addresses, count))
 
 
 def launch(name: str, active: Active, views: StateViews) -> None:
@@ -81,18 +84,19 @@ def launch(name: str, active: Active, views: StateViews) -> None:
     assert gradient is not None
     if active.sharded:
         parameter, gradient = local(parameter), local(gradient)
-    beta3, alpha = _third_moment(name, config, step)
+    values = config.values
+    beta3, alpha = _third_moment(values, step) if name == "ademamix" else (0.0, 0.0)
     if gradient.is_cuda and launched(name, gradient, parameter, views, config, step, beta3, alpha):
         return
     if not views.whole:
         parameter = parameter.detach().view(-1)[views.start : views.stop]
         gradient = gradient.view(-1)[views.start : views.stop]
     if views.absmax1 is None:
-        _update_32bit(name, gradient, parameter, views, config, step, beta3, alpha)
+        _update_32bit(name, gradient, parameter, views, values, step, beta3, alpha)
     elif name == "ademamix" and gradient.is_cuda:
-        _update_ademamix_8bit_cuda(gradient, parameter, views, config, step, beta3, alpha)
+        _update_ademamix_8bit_cuda(gradient, parameter, views, values, step, beta3, alpha)
     else:
-        _update_8bit(name, gradient, parameter, views, config, step, beta3, alpha)
+        _update_8bit(name, gradient, parameter, views, values, step, beta3, alpha)
 
 
 @cache
@@ -113,10 +117,8 @@ def _operators(on_cuda: bool) -> tuple[Callable[..., None], Callable[..., None]]
     )
 
 
-def _third_moment(name: str, config: Mapping[str, Any], step: int) -> tuple[float, float]:
-    """``beta3`` and ``alpha`` of this step; AdEMAMix warms both up. 0 for the other optimizers."""
-    if name != "ademamix":
-        return 0.0, 0.0
+def _third_moment(config: Mapping[str, Any], step: int) -> tuple[float, float]:
+    """AdEMAMix's ``beta3`` and ``alpha`` of this step; it warms both up."""
     beta1, _, *third = config["betas"]
     beta3 = third[0] if third else 0.0
     alpha = config["alpha"]
