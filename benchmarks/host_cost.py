@@ -11,8 +11,8 @@ Three measurements, each a median over interleaved steps:
   the same one from minute to minute; for updates in backward, what the hooks add to a backward pass
   over the same parameters;
 * the whole step, complete, over 300 tensors of one size, over Qwen2.5-0.5B's 290 and over 8 that
-  hold the same number of bytes, and what the kernels alone take there: the step over resident
-  state;
+  hold the same number of bytes; the same over resident state; and, on a GPU, its kernels alone, one
+  after the other with the host far ahead;
 * what one look of ``hbm_budget="auto"`` at the device's memory costs.
 """
 
@@ -37,6 +37,9 @@ from pageahead import Paging
 from pageahead.experiment.cells import CELLS
 
 MI = 1 << 20
+AHEAD_CYCLES = 60_000_000
+"""The GPU waits so long, some 30 ms, before the kernels that are measured alone."""
+
 SMALL = 100_096
 """Elements of a parameter that has just enough of them to be paged."""
 
@@ -158,6 +161,23 @@ def in_hooks(where: Where, bits: int) -> dict[str, Any]:
     return row(what, bits, f"{where.tensors} x {SMALL:,}", optimizer, taken)
 
 
+def kernels_alone(where: Where, optimizer: Any) -> float | None:
+    """Microseconds on the GPU of a step over resident state whose launches have all been made."""
+    if where.device.type != "cuda":
+        return None
+    times = []
+    for _ in range(7):
+        where.wait()
+        begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(AHEAD_CYCLES)
+        begun.record()
+        optimizer.step()
+        done.record()
+        done.synchronize()
+        times.append(begun.elapsed_time(done) * 1e3)
+    return median(times)
+
+
 def per_byte(where: Where, bits: int, name: str, sizes: list[int]) -> dict[str, Any]:
     """The same bytes in many tensors and in 8, streamed and, as a bound, resident."""
     many = [one for size in sizes for one in where.parameters(1, size)]
@@ -175,12 +195,16 @@ def per_byte(where: Where, bits: int, name: str, sizes: list[int]) -> dict[str, 
         for name in ("many", "8")
     }
     rates = {name: nbytes / times[name] / 1e3 for name, nbytes in moved.items()}
+    kernels = {
+        name: kernels_alone(where, optimizers[f"{name}, resident"]) for name in ("many", "8")
+    }
     return {
         "measured": f"complete steps over {len(sizes)} tensors and over 8 of the same bytes",
         "bits": bits,
         "parameters": name,
         "elements": sum(sizes),
         "us_per_step": times,
+        "us_of_kernels": kernels,
         "gb_per_second_many": rates["many"],
         "gb_per_second_8": rates["8"],
         "ratio": rates["many"] / rates["8"],
