@@ -43,6 +43,12 @@ def test_on_the_cpu_it_says_what_there_is() -> None:
     assert "speed cannot" in " ".join(text.split())
 
 
+def test_without_a_gpu_it_says_that_no_settings_follow() -> None:
+    _, text = run("--device", "cpu", "--params", "1234567")
+    said = " ".join(text.split())
+    assert "the settings for 1,234,567 parameters, are said on a machine that has one" in said
+
+
 def test_json_is_what_the_table_was_made_from() -> None:
     code, text = run("--device", "cpu", "--json", "--params", "5")
     assert code == 0

@@ -77,9 +77,14 @@ def show(diagnosis: Diagnosis, console: Console) -> None:
     for one in diagnosis.findings:
         table.add_row(one.name, Text(one.value, STYLES[one.state]), one.advice)
     console.print(table)
-    if diagnosis.speeds is not None:
-        console.print(_speeds(diagnosis.speeds))
-        console.print(_choices(diagnosis.choices, diagnosis.parameters))
+    if diagnosis.speeds is None:
+        console.print(
+            f"Nothing was measured without a GPU: speeds, and the settings for "
+            f"{diagnosis.parameters:,} parameters, are said on a machine that has one."
+        )
+        return
+    console.print(_speeds(diagnosis.speeds))
+    console.print(_choices(diagnosis.choices, diagnosis.parameters))
 
 
 def _speeds(speeds: Speeds) -> Table:
