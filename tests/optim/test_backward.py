@@ -517,6 +517,23 @@ def test_a_grad_scaler_that_nobody_can_reach_is_no_obstacle() -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("kind", [torch.amp.GradScaler, nn.parallel.DistributedDataParallel])
+def test_one_whose_making_failed_is_no_obstacle(kind: type) -> None:
+    """Whoever caught the error has it, and so its traceback, and so what was half made."""
+    model = net()
+    optimizer = in_backward("PagedAdamW8bit", model)
+    kept = kind.__new__(kind)
+    train(model, optimizer, ({},))
+    del kept
+
+
+def test_a_learning_rate_that_is_no_number_is_not_one_that_changed() -> None:
+    model = net()
+    optimizer = in_backward("PagedAdamW8bit", model)
+    optimizer.param_groups[0]["lr"] = float("nan")
+    train(model, optimizer, ({},))
+
+
 def test_a_grad_scaler_that_comes_later_is_seen_at_its_step() -> None:
     model = net()
     optimizer = in_backward("PagedAdamW8bit", model)

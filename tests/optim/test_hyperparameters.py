@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MethodType
 from typing import Any
 
@@ -17,30 +16,24 @@ from tests.support import assert_same_bits, legacy, ours, parameters, train
 LARGE, SMALL = 150_000, 5_000
 
 
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What `get_config` is asked for: group and parameter."""
-    asked: list[tuple[int, int]] = []
-    really = Optimizer8bit.get_config
+class Counting(dict[str, Any]):
+    """A parameter group that counts how often its learning rate is read."""
 
-    def get_config(self: Any, gindex: int, pindex: int, group: Mapping[str, Any]) -> Any:
-        asked.append((gindex, pindex))
-        return really(self, gindex, pindex, group)
+    reads = 0
 
-    monkeypatch.setattr(Optimizer8bit, "get_config", get_config)
-    return asked
+    def __getitem__(self, key: str) -> Any:
+        self.reads += key == "lr"
+        return super().__getitem__(key)
 
 
-def test_once_for_each_group_and_step(
-    optim_manager: GlobalOptimManager, reads: list[tuple[int, int]]
-) -> None:
+def test_once_for_each_group_and_step(optim_manager: GlobalOptimManager) -> None:
     first, second = parameters(LARGE, LARGE, SMALL), parameters(LARGE, LARGE)
     optimizer = ours("PagedAdamW8bit", [{"params": first}, {"params": second, "lr": 0.1}])
     train(optimizer, range(1))
-    for step in range(1, 3):
-        reads.clear()
+    groups = optimizer.param_groups = [Counting(group) for group in optimizer.param_groups]
+    for step in range(1, 4):
         train(optimizer, range(step, step + 1))
-        assert reads == [(0, 0), (1, 0)]
+        assert [group.reads for group in groups] == [step, step]
 
 
 @pytest.mark.parametrize(
@@ -71,22 +64,27 @@ def test_a_parameter_that_gets_its_own_between_two_steps(
     assert_same_bits(optimizer, expected)
 
 
+BITSANDBYTES = Optimizer8bit.get_config
+
+
+def own(self: Any, gindex: int, pindex: int, group: Any) -> dict[str, Any]:
+    """A `get_config` by which parameters have learning rates of their own."""
+    config: dict[str, Any] = BITSANDBYTES(self, gindex, pindex, group)
+    return {**config, "lr": config["lr"] * (1 + pindex)}
+
+
 class Own(PagedAdamW8bit):
-    """Reads its own hyperparameters for a parameter."""
-
-    def get_config(self, gindex: int, pindex: int, group: Any) -> dict[str, Any]:
-        config: dict[str, Any] = Optimizer8bit.get_config(self, gindex, pindex, group)
-        return {**config, "lr": config["lr"] * (1 + pindex)}
+    get_config = own
 
 
-@pytest.mark.parametrize("where", ["class", "object"])
-def test_another_get_config(where: str) -> None:
+@pytest.mark.parametrize("where", ["subclass", "object", "bitsandbytes"])
+def test_another_get_config(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, theirs = parameters(LARGE, LARGE), parameters(LARGE, LARGE)
-    if where == "class":
-        optimizer = Own(mine, lr=0.01)
-    else:
-        optimizer = PagedAdamW8bit(mine, lr=0.01)
-        optimizer.get_config = MethodType(Own.get_config, optimizer)
+    if where == "bitsandbytes":
+        monkeypatch.setattr(Optimizer8bit, "get_config", own)
+    optimizer = Own(mine, lr=0.01) if where == "subclass" else PagedAdamW8bit(mine, lr=0.01)
+    if where == "object":
+        optimizer.get_config = MethodType(own, optimizer)
     alike = [{"params": [one], "lr": 0.01 * (1 + number)} for number, one in enumerate(theirs)]
     expected = ours("PagedAdamW8bit", alike)
     for one in (optimizer, expected):

@@ -83,9 +83,9 @@ def test_the_arguments_are_those_of_the_operator(
     recorder = Recorder(monkeypatch, operators, name, bits)
     parameter, gradient = (torch.zeros(NUMEL, dtype=dtype) for _ in range(2))
     views = views_of(name, bits, *part)
-    third = update._third_moment(CONFIG, 7) if name == "ademamix" else (0.0, 0.0)
+    third = update._third_moment(CONFIG, 7) if name == "ademamix" else None
     config = Hyperparameters.of(CONFIG)
-    assert kernels.launched(name, gradient, parameter, views, config, 7, *third)
+    assert kernels.launched(name, gradient, parameter, views, config, 7, third)
 
     monkeypatch.setattr(
         update,
@@ -97,7 +97,8 @@ def test_the_arguments_are_those_of_the_operator(
     )
     through = update._update_32bit if bits == 32 else update._update_8bit
     start, stop = part
-    through(name, gradient[start:stop], parameter[start:stop], views, CONFIG, 7, *third)
+    parts = gradient[start:stop], parameter[start:stop]
+    through(name, *parts, views, CONFIG, 7, *(third or (0.0, 0.0)))
     ours, theirs = recorder.calls
     assert ours == theirs
     assert ours[0] == kernels._COLUMNS[dtype]
@@ -114,7 +115,7 @@ def test_what_needs_more_than_a_call_is_left_to_the_operator(
     for name, bits, config in (("adam", 32, limited), ("ademamix", 8, CONFIG)):
         views = views_of(name, bits, 0, NUMEL)
         hyperparameters = Hyperparameters.of(config)
-        assert not kernels.launched(name, *tensors, views, hyperparameters, 1, 0.0, 0.0)
+        assert not kernels.launched(name, *tensors, views, hyperparameters, 1, None)
     assert not any(recorder.calls for recorder in recorders)
 
 
@@ -139,6 +140,6 @@ def test_a_learning_rate_may_be_a_tensor(operators: Any, monkeypatch: pytest.Mon
     recorder = Recorder(monkeypatch, operators, "lion", 8)
     config = Hyperparameters.of({**CONFIG, "lr": torch.tensor(0.25)})
     views = views_of("lion", 8, 0, NUMEL)
-    assert kernels.launched("lion", *(torch.zeros(NUMEL),) * 2, views, config, 1, 0.0, 0.0)
+    assert kernels.launched("lion", *(torch.zeros(NUMEL),) * 2, views, config, 1, None)
     ((_, arguments),) = recorder.calls
     assert 0.25 in arguments

@@ -34,7 +34,7 @@ class Active:
         group: its parameter group; `gindex` and `pindex` are its place.
         home: where its state lives; None until it has a place.
         state: its entry of ``optimizer.state``, as of this step; empty until state is made.
-        config: hyperparameters, read when its first slice is updated.
+        config: hyperparameters; None until its first slice is updated.
         step: the number of this update, from 1.
         sharded: whether the parameter is one process's part of it.
         device: where the parameter was when its gradient was checked, and

@@ -32,7 +32,7 @@ from pageahead.optim.wave import (
     Mark,
     Wave,
     is_placeholder,
-    listed_once,
+    order_free,
     placeholder,
 )
 
@@ -204,7 +204,7 @@ class BackwardUpdates:
         if not self._alone:
             other_users(optimizer, parameters)
             self._alone = True
-        listings = listed_once(optimizer._listing.of(optimizer.param_groups), parameters)
+        listings = order_free(optimizer._listing.of(optimizer.param_groups), parameters)
         if not optimizer.initialized:
             optimizer.check_overrides()
             optimizer.initialized = True

@@ -159,7 +159,14 @@ class Engine:
         *,
         several_devices: bool,
     ) -> None:
-        """Update every active parameter. After an exception nothing is left in flight."""
+        """Update every active parameter. After an exception nothing is left in flight.
+
+        Args:
+            actives: in the order of their updates; state has been made for all.
+            states: by parameter.
+            get_config: bitsandbytes', for this step.
+            several_devices: whether the step updates parameters on others, too.
+        """
         self._actives, self._get_config = actives, get_config
         try:
             mode = self._mode_for(actives, several_devices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,46 +23,53 @@ class Hyperparameters:
     Attributes:
         values: that.
         limited: whether the norm of updates is limited.
-        for_c: ``max_unorm``, ``beta1``, ``beta2``, ``eps``, ``weight_decay``, ``lr`` and
-            ``skip_zeros``, converted once: ctypes takes a microsecond for numbers at every call.
+        numbers: ``max_unorm``, ``beta1``, ``beta2``, ``eps``, ``weight_decay``, ``lr`` and
+            ``skip_zeros`` as C takes them: ctypes needs a microsecond to convert them each time.
     """
 
     values: Mapping[str, Any]
     limited: bool
-    for_c: tuple[Any, ...]
+    numbers: tuple[Any, ...]
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Hyperparameters:
         """Take them from what ``get_config`` returned."""
-        numbers = (
+        floats = (
             values["max_unorm"],
             *values["betas"][:2],
             values["eps"],
             values["weight_decay"],
             values["lr"],
         )
-        for_c = (*map(ctypes.c_float, numbers), ctypes.c_bool(values["skip_zeros"]))
-        return cls(values, values["max_unorm"] > 0.0, for_c)
+        numbers = (*map(ctypes.c_float, floats), ctypes.c_bool(values["skip_zeros"]))
+        return cls(values, values["max_unorm"] > 0.0, numbers)
 
 
 class OfOneStep:
-    """Reads an optimizer's hyperparameters: once for a group, if no parameter has its own.
+    """Reads an optimizer's hyperparameters: once for a group, if no parameter can have its own.
 
-    Make one for each step: nothing is kept beyond.
+    It remembers what it read: make one for each step.
     """
 
     def __init__(self, optimizer: BitsandbytesOptimizer) -> None:
         self._get_config = optimizer.get_config
-        manager = optimizer.mng  # where `GlobalOptimManager.override_config` leaves them
-        own = manager.index2config or manager.pid2config
-        usual = getattr(self._get_config, "__func__", None) is Optimizer8bit.get_config
-        self._alike = usual and not own
+        # `GlobalOptimManager.override_config` leaves parameters' own there, for all optimizers.
+        tables = optimizer.mng.index2config, optimizer.mng.pid2config
+        self._by_group = _is_bitsandbytes(self._get_config) and all(
+            type(table) is dict and not table for table in tables
+        )
         self._of_group: dict[int, Hyperparameters] = {}
 
     def __call__(self, gindex: int, pindex: int, group: Mapping[str, Any]) -> Hyperparameters:
         """As ``get_config``."""
-        known = self._of_group.get(gindex) if self._alike else None
+        known = self._of_group.get(gindex) if self._by_group else None
         if known is None:
             known = Hyperparameters.of(self._get_config(gindex, pindex, group))
             self._of_group[gindex] = known
         return known
+
+
+def _is_bitsandbytes(get_config: Any) -> bool:
+    """Whether that is bitsandbytes' own: somebody's may say something else for each parameter."""
+    code = getattr(getattr(get_config, "__func__", None), "__code__", None)
+    return code is not None and code.co_filename == sys.modules[Optimizer8bit.__module__].__file__

@@ -82,8 +82,7 @@ def launched(
     views: StateViews,
     config: Hyperparameters,
     step: int,
-    beta3: float,
-    alpha: float,
+    third: tuple[float, float] | None,
 ) -> bool:
     """Launch an update on the current GPU's default stream, if it is one that takes only a call.
 
@@ -93,7 +92,7 @@ def launched(
         views: its state.
         config: hyperparameters.
         step: the number of the update, from 1.
-        beta3, alpha: AdEMAMix's; 0 for the others.
+        third: AdEMAMix's `beta3` and `alpha`.
 
     Returns:
         Whether it was launched; if not, it is for bitsandbytes' operator.
@@ -109,17 +108,18 @@ def launched(
     if start := views.start:
         g += start * gradient.itemsize
         p += start * parameter.itemsize
-    state1, state2, qmap1, qmap2, absmax1, absmax2, count = views.for_c
-    max_unorm, beta1, beta2, eps, decay, lr, skip_zeros = config.for_c
-    third: tuple[Any, Any] = (beta3, alpha) if name == "ademamix" else (ZERO, ZERO)
+    state1, state2, qmap1, qmap2, absmax1, absmax2 = views.addresses
+    count = views.count
+    max_unorm, beta1, beta2, eps, decay, lr, skip_zeros = config.numbers
+    beta3, alpha = third or (ZERO, ZERO)
     if wide:
         function(
-            *(g, p, state1, state2, None, max_unorm, ZERO, beta1, beta2, *third),
+            *(g, p, state1, state2, None, max_unorm, ZERO, beta1, beta2, beta3, alpha),
             *(eps, decay, step, lr, ONE, skip_zeros, count),
         )
     else:
         function(
-            *(p, g, state1, state2, beta1, beta2, *third, eps, step, lr),
+            *(p, g, state1, state2, beta1, beta2, beta3, alpha, eps, step, lr),
             *(qmap1, qmap2, absmax1, absmax2, decay, ONE, skip_zeros, count),
         )
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,21 +34,23 @@ def other_users(optimizer: PagedOptimizer, parameters: Iterable[torch.Tensor]) -
 
 def _other_user(optimizer: PagedOptimizer, ours: Container[int]) -> str:
     for one in gc.get_objects():
-        kind = type(one)
-        if issubclass(kind, DistributedDataParallel):
-            if any(id(parameter) in ours for parameter in one.parameters()):
+        if not issubclass(type(one), (DistributedDataParallel, torch.amp.GradScaler)):
+            continue
+        with suppress(AttributeError):  # of one whose making failed: an exception may keep it
+            if isinstance(one, torch.amp.GradScaler):
+                if _scales_for(one, optimizer):
+                    return (
+                        "in_backward=True with a GradScaler in use: gradients are scaled until "
+                        "scaler.step(), which comes after the updates. Use in_backward=False, or "
+                        "bfloat16 without a scaler. If the scaler is another model's, which it "
+                        "does not say, delete it first."
+                    )
+            elif any(id(parameter) in ours for parameter in one.parameters()):
                 return (
                     "in_backward=True under DistributedDataParallel: it averages gradients after "
                     "they were used. Use in_backward=False, or fully_shard (FSDP2), which averages "
                     "before."
                 )
-        elif issubclass(kind, torch.amp.GradScaler) and _scales_for(one, optimizer):
-            return (
-                "in_backward=True with a GradScaler in use: gradients are scaled until "
-                "scaler.step(), which comes after the updates. Use in_backward=False, or bfloat16 "
-                "without a scaler. If the scaler is another model's, which it does not say, delete "
-                "it first."
-            )
     return ""
 
 
@@ -102,6 +105,8 @@ def changed_groups(optimizer: PagedOptimizer, before: Sequence[dict[str, Any]]) 
 
 
 def _same(one: Any, other: Any) -> bool:
+    if one is other:  # NaN, too
+        return True
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        return one is other
+        return False
     return bool(one == other)

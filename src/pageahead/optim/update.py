@@ -56,15 +56,16 @@ class StateViews:
     qmap1: torch.Tensor | None = None
     qmap2: torch.Tensor | None = None
     unorm: torch.Tensor | None = None
-    for_c: tuple[Any, ...] = field(init=False, repr=False)
-    """Addresses of `state1`, `state2`, `qmap1`, `qmap2`, `absmax1` and `absmax2`, and how many
-    elements: as C takes them."""
+    addresses: tuple[ctypes.c_void_p | None, ...] = field(init=False, repr=False)
+    """Of `state1`, `state2`, `qmap1`, `qmap2`, `absmax1` and `absmax2`, and..."""
+    count: ctypes.c_int32 = field(init=False, repr=False)
+    """...how many elements, as C takes them."""
 
     def __post_init__(self) -> None:
         tensors = self.state1, self.state2, self.qmap1, self.qmap2, self.absmax1, self.absmax2
-        addresses = (None if one is None else ctypes.c_void_p(one.data_ptr()) for one in tensors)
-        count = ctypes.c_int32(self.stop - self.start)
-        object.__setattr__(self, "for_c", (*addresses, count))
+        found = (None if one is None else ctypes.c_void_p(one.data_ptr()) for one in tensors)
+        object.__setattr__(self, "addresses", tuple(found))
+        object.__setattr__(self, "count", ctypes.c_int32(self.stop - self.start))
 
 
 def launch(name: str, active: Active, views: StateViews) -> None:
@@ -85,9 +86,10 @@ def launch(name: str, active: Active, views: StateViews) -> None:
     if active.sharded:
         parameter, gradient = local(parameter), local(gradient)
     values = config.values
-    beta3, alpha = _third_moment(values, step) if name == "ademamix" else (0.0, 0.0)
-    if gradient.is_cuda and launched(name, gradient, parameter, views, config, step, beta3, alpha):
+    third = _third_moment(values, step) if name == "ademamix" else None
+    if gradient.is_cuda and launched(name, gradient, parameter, views, config, step, third):
         return
+    beta3, alpha = third or (0.0, 0.0)
     if not views.whole:
         parameter = parameter.detach().view(-1)[views.start : views.stop]
         gradient = gradient.view(-1)[views.start : views.stop]

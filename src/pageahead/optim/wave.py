@@ -14,7 +14,7 @@ from pageahead.optim.active import Active
 from pageahead.optim.engine import Engine
 from pageahead.optim.sharded import is_sharded, local, wrap
 
-__all__ = ["Expected", "Lane", "Mark", "Wave", "is_placeholder", "listed_once", "placeholder"]
+__all__ = ["Expected", "Lane", "Mark", "Wave", "is_placeholder", "order_free", "placeholder"]
 
 
 @dataclass(eq=False, slots=True)
@@ -105,7 +105,7 @@ class Wave:
         lanes: by device.
         groups: the parameter groups' hyperparameters when it opened.
         expected: what is expected, by ``id(parameter)``, whose hash costs less than a tensor's.
-        arrived: those whose hook has fired, in that order.
+        arrived: parameters whose hook has fired, expected or not, by ``id``, in that order.
         updated: those of them that are updated, with their gradients.
         problem: what went wrong first; nothing more is updated then, and no step follows.
         finished: whether the engines are closed.
@@ -120,7 +120,7 @@ class Wave:
     finished: bool = False
 
 
-def listed_once(listing: Iterable[Active], parameters: Iterable[torch.Tensor]) -> list[Active]:
+def order_free(listing: Iterable[Active], parameters: Iterable[torch.Tensor]) -> list[Active]:
     """The listings of these parameters, in their order, of those that may be updated in any order.
 
     One that is listed twice is left to `step`, and so are two over the same memory: there the order
