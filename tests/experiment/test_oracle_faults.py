@@ -18,6 +18,7 @@ from pageahead.experiment.oracle.layouts import Layout
 from pageahead.experiment.oracle.records import CellRecord, FailureRecord
 from pageahead.experiment.oracle.shrink import shrink
 from pageahead.optim import engine, homes
+from pageahead.optim.hyperparameters import Hyperparameters
 from tests.experiment.support import read
 
 CPU = torch.device("cpu")
@@ -104,7 +105,7 @@ def test_every_step_sees_it_at_the_step_it_happens(monkeypatch) -> None:
 
 def test_a_wrong_update(monkeypatch) -> None:
     def change(name, active, views):
-        active.config = {**active.config, "weight_decay": 0.5}
+        active.config = Hyperparameters.of({**active.config.values, "weight_decay": 0.5})
         return name, active, views
 
     at_launch(monkeypatch, change)
