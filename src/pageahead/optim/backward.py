@@ -216,11 +216,12 @@ class BackwardUpdates:
                 lanes[device] = Lane(optimizer._engine(device), [])
             lanes[device].actives.append(active)
         wave = Wave(lanes, groups_of(optimizer))
+        hyperparameters = OfOneStep(optimizer)
         opened: list[Lane] = []
         try:
             for lane in lanes.values():
                 opened.append(lane)
-                plan = lane.engine.open(lane.actives, optimizer.state, OfOneStep(optimizer))
+                plan = lane.engine.open(lane.actives, optimizer.state, hyperparameters)
                 for one in lane.expect(plan.chunks):
                     wave.expected[id(one.active.parameter)] = lane, one
         except BaseException:

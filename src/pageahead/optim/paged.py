@@ -147,9 +147,10 @@ class PagedOptimizer(StatePlaces):
             engine.fetch_early()
 
     def _update(self, by_device: dict[torch.device, list[Active]]) -> None:
+        hyperparameters = OfOneStep(self)
         for device, group in by_device.items():
             self._engine(device).step(
-                group, self.state, OfOneStep(self), several_devices=len(by_device) > 1
+                group, self.state, hyperparameters, several_devices=len(by_device) > 1
             )
 
     def _prepare(self, done: Container[torch.Tensor] = ()) -> dict[torch.device, list[Active]]:
