@@ -211,7 +211,7 @@ class BackwardUpdates:
         homes, _ = optimizer._reserve_homes(listings)
         lanes: dict[torch.device, Lane] = {}
         for active, home in zip(listings, homes, strict=True):
-            active.home, device = home, home.device
+            active.config, active.home, device = None, home, home.device
             if device not in lanes:
                 lanes[device] = Lane(optimizer._engine(device), [])
             lanes[device].actives.append(active)

@@ -133,7 +133,6 @@ def order_free(listing: Iterable[Active], parameters: Iterable[torch.Tensor]) ->
         if number in places:
             if places[number] is not None:
                 twice.add(number)
-            active.config = None
             places[number] = active
     found = [active for active in places.values() if active is not None]
     parts = [local(one.parameter) if one.sharded else one.parameter for one in found]
